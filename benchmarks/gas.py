@@ -15,7 +15,7 @@ from web3 import Web3
 
 from benchmarks.command import parser_of, save
 from cli.devnet import cache_directory
-from contracts.bindings import Contracts, PoolParams
+from contracts.bindings import Contracts, PoolParams, TransactionCall
 from contracts.deploy import TOKEN, DeployParams, deploy
 from protocol.filing import Filing, RootLine
 from protocol.identity import Address, NodeKey
@@ -74,16 +74,16 @@ class Bench:
         self.rpc("evm_setNextBlockTimestamp", timestamp)
         self.rpc("evm_mine")
 
-    def send(self, call: Any, key: NodeKey) -> int:
+    def send(self, call: TransactionCall, key: NodeKey) -> int:
         sender = Web3.to_checksum_address(key.address)
         fields = {"from": sender, "nonce": self.web3.eth.get_transaction_count(sender), "gas": 5_000_000}
         fields |= {"maxFeePerGas": 10**10, "maxPriorityFeePerGas": 0, "chainId": CHAIN_ID}
-        signed = Account.sign_transaction(call.build_transaction(fields), key.secret)
+        signed = Account.sign_transaction({**call.fields(), **fields}, key.secret)
         receipt = self.web3.eth.wait_for_transaction_receipt(
             self.web3.eth.send_raw_transaction(signed.raw_transaction), timeout=20, poll_latency=0.01
         )
         if receipt["status"] != 1:
-            raise RuntimeError(f"{call.fn_name} reverted")
+            raise RuntimeError(f"0x{call.data[:4].hex()} reverted")
         return int(receipt["gasUsed"])
 
     def person(self, tokens: int = 0) -> NodeKey:

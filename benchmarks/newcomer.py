@@ -32,12 +32,11 @@ from typing import Any
 import httpx
 import msgspec
 import trio
-from web3.contract.contract import ContractFunction
 
 from benchmarks.command import Child, parser_of, silence_logs
 from benchmarks.hundred import beating
 from cli.devnet import cache_directory
-from contracts.bindings import Joined, PoolParams
+from contracts.bindings import Joined, PoolParams, TransactionCall
 from contracts.deploy import TOKEN
 from node.chain.client import ChainClient
 from node.chain.endpoints import rpc
@@ -113,9 +112,9 @@ class History:
             validators=(NodeKey.generate().address,),
         )
 
-    async def _registrations(self, client: ChainClient, keys: list[NodeKey]) -> list[ContractFunction]:
+    async def _registrations(self, client: ChainClient, keys: list[NodeKey]) -> list[TransactionCall]:
         until = (await client.block()).timestamp + 360_000
-        calls: list[ContractFunction] = []
+        calls: list[TransactionCall] = []
         for key in keys:
             consent = sign(key, client.domain, NodeRegistration(self.owner.address, key.address, 1, 0, until))
             calls.append(client.contracts.register_node(key.address, 1, until, consent))
@@ -144,9 +143,8 @@ def contact(key: NodeKey) -> str:
     return f"/ip4/127.0.0.1/tcp/{1 + int(key.address, 16) % 999}/p2p/{key.peer_id}"
 
 
-def _transaction(key: NodeKey, call: ContractFunction) -> dict[str, str]:
-    data = call._encode_transaction_data()
-    return {"from": key.address, "to": str(call.address), "data": data, "gas": hex(400_000)}
+def _transaction(key: NodeKey, call: TransactionCall) -> dict[str, str]:
+    return {"from": key.address, "to": str(call.to), "data": "0x" + call.data.hex(), "gas": hex(400_000)}
 
 
 # a node

@@ -49,7 +49,6 @@ from contracts.deploy import TOKEN
 from node.chain.blocks import Block
 from node.chain.errors import translate
 from node.chain.rpc import EXPECTED
-from node.chain.transactions import call_of
 from node.progress import ProgressRecord
 from node.services.context import Context
 from node.services.leader_lease import LeaderLease, LeadFrom
@@ -85,14 +84,14 @@ BARS = {"without a chair": 3_000_000, "with the chair": 6_000_000}
 class Chain:
     """The EVM as the services see it, its time the virtual one. sent: (second of the pool's time, kind, gas)."""
 
-    def __init__(self, bench: Bench, keys: dict[Address, NodeKey]) -> None:
+    def __init__(self, bench: Bench, keys: dict[Address, NodeKey], epoch: int) -> None:
         self.bench, self.contracts, self.keys = bench, bench.contracts, keys
         self.start = bench.now() + 10
         self.sent: list[tuple[float, str, int]] = []
         self.told: list[ChainEvent] = []
         self.ledgers: list[Any] = []
         self.listeners: list[Callable[[ChainEvent], object]] = []
-        self.epoch, self.window = HOUR, WINDOW
+        self.epoch, self.window = epoch, WINDOW
         self._last = Block(0, b"", 0)
         self._times: dict[int, int] = {}
         self._known: dict[Any, Any] = {}
@@ -177,7 +176,7 @@ class Chain:
         await trio.lowlevel.checkpoint()
         self.settle(1)
         web3, sender = self.bench.web3, Web3.to_checksum_address(key.address)
-        asked: Any = {**call_of(call).fields(), "from": sender}
+        asked: Any = {**call.fields(), "from": sender}
         try:
             web3.eth.call(asked)
         except EXPECTED as error:
@@ -254,7 +253,9 @@ def keys_of(count: int, first: int) -> tuple[NodeKey, ...]:
     return tuple(NodeKey((first + number).to_bytes(32)) for number in range(count))
 
 
-def prepare(bench: Bench, validators: tuple[NodeKey, ...], trainers: tuple[NodeKey, ...], others: Any) -> Chain:
+def prepare(
+    bench: Bench, validators: tuple[NodeKey, ...], trainers: tuple[NodeKey, ...], others: Any, epoch: int
+) -> Chain:
     """A pool in which everybody is registered and nobody has joined."""
     contracts, house = bench.contracts, bench.person(10**6 * TOKEN)
     bench.send(contracts.bond(house.address, 10**6 * TOKEN), house)
@@ -267,12 +268,12 @@ def prepare(bench: Bench, validators: tuple[NodeKey, ...], trainers: tuple[NodeK
         manager=manager.address,
         reward_per_unit=PRICE,
         window=WINDOW,
-        epoch_seconds=HOUR,
+        epoch_seconds=epoch,
         slash_amount=20 * TOKEN,
         validators=tuple(key.address for key in validators),
         threshold=2,
     )
-    chain = Chain(bench, everybody)
+    chain = Chain(bench, everybody, epoch)
     block = int(bench.web3.eth.block_number) + 1
     bench.send(contracts.create_pool(params), manager)
     bench.send(contracts.fund_pool(POOL, 10**6 * TOKEN), manager)
@@ -290,7 +291,7 @@ class Play:
     """A pool of workers, validators and trainers; what they send is the product's to decide."""
 
     def __init__(self, folder: Path, chain: Chain, trainers: tuple[NodeKey, ...]) -> None:
-        self.chain, self.world = chain, World(folder, epoch=HOUR, window=WINDOW, **SLOW)
+        self.chain, self.world = chain, World(folder, epoch=chain.epoch, window=WINDOW, **SLOW)
         self.world.chain, self.world.gathers = chain, True  # type: ignore[assignment]
         self.world.gossip.age = MessageStore().max_age
         for key in trainers:
@@ -450,9 +451,11 @@ class Seats:
 # what is measured
 
 
-def played(workers: int, weeks: int, away: int | None, days: int = 7) -> list[tuple[float, str, int]]:
+def played(
+    workers: int, weeks: int, away: int | None, days: int = 7, epoch: int = HOUR
+) -> list[tuple[float, str, int]]:
     """What was sent. away: of the chair alone and its days, seconds a day without a leader; None for the pool without
-    it."""
+    it; epoch: seconds."""
     # Numbered apart from the judges and trainers, whatever their number.
     validators, trainers = keys_of(3, 1), keys_of(3, 11)
     others = keys_of(workers, 1000) if away is None else ()
@@ -460,7 +463,7 @@ def played(workers: int, weeks: int, away: int | None, days: int = 7) -> list[tu
         deployer = NodeKey.generate()
         provider.make_request("anvil_setBalance", [deployer.address, hex(10**20)])  # type: ignore[arg-type]
         bench = Bench(Web3(provider, middleware=[AttributeDictMiddleware]), deployer)
-        chain = prepare(bench, validators, trainers, others)
+        chain = prepare(bench, validators, trainers, others, epoch)
         names = {"WORKERS": others, "VALIDATORS": validators, "POOL": POOL, "PRICE": PRICE, "START": chain.start}
         names["DOMAIN"] = Domain(CHAIN_ID, chain.contracts.addresses.swarm)
         stack.enter_context(patch.multiple(earners, **names))

@@ -441,7 +441,7 @@ async def _look(
     chain: "ChainClient", address: "Address", left: int, directory: Path, password_file: Path | None, brought: int = 0
 ) -> LeaveOutcome:
     node, now = await chain.node_info(address), (await chain.block()).timestamp
-    period = await chain.ask("read a parameter", lambda c: c.vault.functions.unbondingPeriod().call())
+    period = await chain.ask("read a parameter", lambda c: c.view("vault", "unbondingPeriod"))
     standing: MembershipRecord | None = await chain.standing(left, address) if left else None
     told = (brought, standing is not None and standing.evicted)
     if node.owner is None:

@@ -1,7 +1,7 @@
 """The thin Python face of the contracts, over synchronous web3.
 
 Knows the ABIs, the frozen structs for views and events, and how to read logs and revert data. Sends
-nothing and signs nothing: writes are unsent `ContractFunction`s; `node/chain` decides how they go out.
+nothing and signs nothing: a write is an unsent `TransactionCall`; `node/chain` decides how it goes out.
 """
 
 import json
@@ -9,9 +9,9 @@ import keyword
 import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from eth_hash.auto import keccak
@@ -22,9 +22,6 @@ from protocol.filing import Filing
 from protocol.identity import Address, parse_address
 from protocol.statements import Attestation, Earnings, EpochRoot, Invitation, TermSilent, Verdict, WorkCommitment
 from protocol.upkeep import LEASE_SECONDS
-
-if TYPE_CHECKING:  # it takes a second, and a network profile needs only the addresses
-    from web3.contract.contract import Contract, ContractFunction
 
 ARTIFACTS = Path(__file__).resolve().parent / "artifacts"
 NOBODY = Address("0x" + "00" * 20)
@@ -47,6 +44,22 @@ class Addresses(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     court: Address
     payroll: Address
     chair: Address = NOBODY
+
+
+class TransactionCall(msgspec.Struct, frozen=True):
+    """Who is called with what, unsent: numbers and fees come later. to: None deploys a contract."""
+
+    to: Address | None
+    data: bytes
+
+    @property
+    def intent(self) -> str:
+        """Equal for equal calls: one is recognised after a restart, however it was numbered and paid."""
+        return keccak((self.to or "create").encode() + self.data).hex()
+
+    def fields(self) -> dict[str, Any]:
+        """As a transaction's fields."""
+        return {**({"to": _hex(self.to)} if self.to else {}), "data": "0x" + self.data.hex(), "value": 0}
 
 
 # ---- views
@@ -917,19 +930,40 @@ def abi_decode(types: Sequence[str], data: bytes) -> tuple[Any, ...]:
 
 def abi_encode(types: Sequence[str], values: Sequence[Any]) -> bytes:
     """Raises ValueError."""
-    from eth_abi.abi import encode
     from eth_abi.exceptions import EncodingError
 
     try:
-        return encode(types, values)
-    except EncodingError as error:
+        return _codec().encode(types, values)
+    except (EncodingError, TypeError) as error:
         raise ValueError(str(error)) from error
 
 
-# ---- views
+@cache
+def _codec() -> Any:
+    from eth_abi.codec import ABICodec
+    from eth_abi.decoding import BytesDecoder
+    from eth_abi.encoding import BytesEncoder
+    from eth_abi.exceptions import ValueOutOfBounds
+    from eth_abi.registry import BaseEquals, registry
+
+    class WholeBytesEncoder(BytesEncoder):
+        """What is short of a byte is no root, where eth-abi would fill it up to another one."""
+
+        def validate_value(self, value: Any) -> None:
+            super().validate_value(value)
+            if len(value) * 8 != self.value_bit_size:
+                self.invalidate_value(value, ValueOutOfBounds, f"it has {len(value)} bytes")
+
+    own = registry.copy()
+    own.unregister("bytes<M>")
+    own.register(BaseEquals("bytes", with_sub=True), WholeBytesEncoder, BytesDecoder, label="bytes<M>")
+    return ABICodec(own)
 
 
-class _ViewForm(msgspec.Struct, frozen=True):
+# ---- forms
+
+
+class _FunctionForm(msgspec.Struct, frozen=True):
     """outputs: as an ABI has them."""
 
     selector: bytes
@@ -938,14 +972,37 @@ class _ViewForm(msgspec.Struct, frozen=True):
 
 
 @cache
-def _view_forms(contract: str) -> dict[str, _ViewForm]:
-    forms: dict[str, _ViewForm] = {}
+def function_forms(contract: str) -> dict[str, _FunctionForm]:
+    """No name of ours is overloaded."""
+    forms: dict[str, _FunctionForm] = {}
     for entry in artifact(contract)["abi"]:
-        if entry["type"] == "function" and entry["stateMutability"] in ("view", "pure"):
-            inputs = tuple(part["type"] for part in entry["inputs"])
+        if entry["type"] == "function":
+            inputs = tuple(_abi_type(part) for part in entry["inputs"])
             selector = keccak(f"{entry['name']}({','.join(inputs)})".encode())[:4]
-            forms[entry["name"]] = _ViewForm(selector, inputs, tuple(entry["outputs"]))
+            forms[entry["name"]] = _FunctionForm(selector, inputs, tuple(entry["outputs"]))
     return forms
+
+
+def _called(contract: str, name: str, given: Sequence[Any]) -> bytes:
+    form = function_forms(contract)[name]
+    try:
+        return form.selector + abi_encode(form.inputs, given)
+    except ValueError as error:
+        raise ValueError(f"{name} of {contract} does not take this: {error}") from error
+
+
+def write(place: Address, contract: str, name: str, *given: Any) -> TransactionCall:
+    """Raises ValueError for what the ABI does not take. Without web3's own forms: they took a fifth of what a command
+    that sends a transaction computes."""
+    return TransactionCall(place, _called(contract, name, given))
+
+
+def creation(contract: str, *given: Any) -> TransactionCall:
+    """given: what the constructor takes. Raises ValueError."""
+    built = artifact(contract)
+    born = next((entry["inputs"] for entry in built["abi"] if entry["type"] == "constructor"), [])
+    code = bytes.fromhex(built["bytecode"].removeprefix("0x"))
+    return TransactionCall(None, code + abi_encode([_abi_type(part) for part in born], given))
 
 
 def _abi_type(part: Mapping[str, Any], text: str = "string") -> str:
@@ -986,36 +1043,6 @@ class Contracts:
         self.web3 = web3
         self.addresses = addresses
 
-    # made when they are first asked for: web3 takes its time over an ABI, and few need all six
-
-    @cached_property
-    def token(self) -> "Contract":
-        return self._contract("token")
-
-    @cached_property
-    def vault(self) -> "Contract":
-        return self._contract("vault")
-
-    @cached_property
-    def swarm(self) -> "Contract":
-        return self._contract("swarm")
-
-    @cached_property
-    def court(self) -> "Contract":
-        return self._contract("court")
-
-    @cached_property
-    def payroll(self) -> "Contract":
-        return self._contract("payroll")
-
-    @cached_property
-    def chair(self) -> "Contract":
-        return self._contract("chair")
-
-    def _contract(self, slot: str) -> "Contract":
-        place = _hex(getattr(self.addresses, slot))
-        return self.web3.eth.contract(address=place, abi=artifact(self.SLOTS[slot])["abi"])
-
     def places(self) -> dict[str, Address]:
         """Where which contract should be."""
         slots = [slot for slot in self.SLOTS if slot != "chair" or self.addresses.chair != NOBODY]
@@ -1024,15 +1051,14 @@ class Contracts:
     def code(self, address: Address) -> bytes:
         return bytes(self.web3.eth.get_code(_hex(address)))
 
-    def _ask(self, slot: str, view: str, *given: Any) -> Any:
+    def write(self, slot: str, name: str, *given: Any) -> TransactionCall:
+        return write(getattr(self.addresses, slot), self.SLOTS[slot], name, *given)
+
+    def view(self, slot: str, view: str, *given: Any) -> Any:
         """What a view answers: one value, or a list of them. Without web3's own forms, which take longer than the
         question: daemons ask some each second."""
-        form = _view_forms(self.SLOTS[slot])[view]
-        try:
-            data: Any = "0x" + (form.selector + abi_encode(form.inputs, given)).hex()
-        except ValueError as error:
-            raise ValueError(f"{view} is not asked so: {error}") from error
-        answer = bytes(self.web3.eth.call({"to": _hex(getattr(self.addresses, slot)), "data": data}))
+        form, data = function_forms(self.SLOTS[slot])[view], _called(self.SLOTS[slot], view, given)
+        answer = bytes(self.web3.eth.call({"to": _hex(getattr(self.addresses, slot)), "data": "0x" + data.hex()}))
         try:
             found = abi_decode([_abi_type(part, "bytes") for part in form.outputs], answer)
         except ValueError as error:
@@ -1054,18 +1080,18 @@ class Contracts:
         if known is None:
             *about, waiting = at_once(*self._about(pool), waits)
             return PoolBooks(_pool_info(pool, *about), _posted(about[1]), waiting)
-        filed = [lambda: _filings(self._ask("payroll", "filingsOf", pool))] if known.ended else []
-        book, waiting, *filings = at_once(lambda: self._ask("payroll", "bookOf", pool), waits, *filed)
+        filed = [lambda: _filings(self.view("payroll", "filingsOf", pool))] if known.ended else []
+        book, waiting, *filings = at_once(lambda: self.view("payroll", "bookOf", pool), waits, *filed)
         moved = _escrow(book, known.reward_per_unit) | ({"filings": filings[0]} if filings else {})
         return PoolBooks(msgspec.structs.replace(known, **moved), _posted(book), waiting)
 
     def _about(self, pool: int) -> list[Callable[[], Any]]:
         """What `_pool_info` is made of, in its order."""
         return [
-            lambda: self._ask("swarm", "poolInfo", pool),
-            lambda: self._ask("payroll", "bookOf", pool),
-            lambda: self._ask("court", "benchOf", pool),
-            lambda: self._ask("payroll", "filingsOf", pool),
+            lambda: self.view("swarm", "poolInfo", pool),
+            lambda: self.view("payroll", "bookOf", pool),
+            lambda: self.view("court", "benchOf", pool),
+            lambda: self.view("payroll", "filingsOf", pool),
             lambda: self.chair_of(pool),
         ]
 
@@ -1073,10 +1099,10 @@ class Contracts:
         """Who leads; None where nobody was seated: then the manager does."""
         if self.addresses.chair == NOBODY:
             return None
-        lease, grace, start, trainers, proposed = self._ask("chair", "seatingOf", pool)
+        lease, grace, start, trainers, proposed = self.view("chair", "seatingOf", pool)
         if not trainers:
             return None
-        term = self._ask("chair", "termOf", pool)
+        term = self.view("chair", "termOf", pool)
         if not term[1] < len(trainers):  # nothing but the endpoint says so
             raise ContractError(
                 "the chair's answer cannot be read", f"nobody has place {term[1]}", "ask another endpoint"
@@ -1085,85 +1111,85 @@ class Contracts:
         return ChairInfo(pool, *seated, *term)
 
     def pool_count(self) -> int:
-        return self._ask("swarm", "poolCount")
+        return self.view("swarm", "poolCount")
 
     def node_info(self, node: Address) -> NodeInfo:
-        told = self._ask("swarm", "nodeInfo", node)
+        told = self.view("swarm", "nodeInfo", node)
         owner, registered, nonce, units, pool, lease_until, free_at, *_ = told
         return NodeInfo(node, None if owner == NOBODY else owner, units, pool, lease_until, registered, nonce, free_at)
 
     def member_count(self, pool: int) -> int:
         """How many nodes ever joined."""
-        return self._ask("swarm", "memberCount", pool)
+        return self.view("swarm", "memberCount", pool)
 
     def members(self, pool: int, first: int, most: int) -> list[MembershipRecord]:
         """Up to `most` of those who ever joined, from number `first` on, in the order in which they did."""
-        nodes, values = self._ask("swarm", "membersOf", pool, first, most)
+        nodes, values = self.view("swarm", "membersOf", pool, first, most)
         return [_member_state(node, v) for node, v in zip(nodes, values, strict=True)]
 
     def member(self, pool: int, node: Address) -> MembershipRecord:
-        return _member_state(node, self._ask("swarm", "memberInfo", pool, node))
+        return _member_state(node, self.view("swarm", "memberInfo", pool, node))
 
     def admits(self, pool: int, node: Address) -> bool:
         """Whether a pool by invitation takes this node as it is; its manager it takes in any case."""
-        return self._ask("court", "admits", pool, node)
+        return self.view("court", "admits", pool, node)
 
     def places_taken(self, pool: int, invitee: Address) -> int:
         """REVOKED of an invitation that was taken back."""
-        return self._ask("court", "placesTaken", pool, invitee)
+        return self.view("court", "placesTaken", pool, invitee)
 
     def earnings(self, pool: int) -> PostedEarnings:
         """The newest table that counts."""
-        return _posted(self._ask("payroll", "bookOf", pool))
+        return _posted(self.view("payroll", "bookOf", pool))
 
     def waiting(self, pool: int) -> WaitingEarnings | None:
         """The table that does not count yet."""
-        root, total, epochs, counts_at, held, signers = self._ask("payroll", "waitingOf", pool)
+        root, total, epochs, counts_at, held, signers = self.view("payroll", "waitingOf", pool)
         return WaitingEarnings(root, total, epochs - 1, counts_at, held, signers) if counts_at else None
 
     def claimed(self, pool: int, node: Address) -> int:
         """Units of the node that were paid, or went back to the pool."""
-        return self._ask("payroll", "paidOf", pool, node)[0]
+        return self.view("payroll", "paidOf", pool, node)[0]
 
     def filed_of(self, pool: int, node: Address, epoch: int) -> int:
         """Units of an epoch that the node has filed, redeemed and dropped ones too."""
-        return self._ask("payroll", "filedOf", pool, node, epoch)
+        return self.view("payroll", "filedOf", pool, node, epoch)
 
     def filed_by(self, pool: int, node: Address) -> int:
         """Units that the node filed, and that were neither redeemed nor dropped."""
-        return self._ask("payroll", "paidOf", pool, node)[2]
+        return self.view("payroll", "paidOf", pool, node)[2]
 
     def allowance_of(self, pool: int, node: Address) -> int:
         """How many units the node's size allows to be paid now, whatever it has earned."""
-        return self._ask("payroll", "allowanceOf", pool, node)
+        return self.view("payroll", "allowanceOf", pool, node)
 
     def stake_of(self, provider: Address) -> Stake:
-        (bonded, unbonding, withdrawable_at), frozen = self._ask("vault", "stakeOf", provider)
+        (bonded, unbonding, withdrawable_at), frozen = self.view("vault", "stakeOf", provider)
         return Stake(bonded, unbonding, withdrawable_at, frozen)
 
     def case(self, case: int) -> CaseInfo:
-        provider, final_at, state, *rest = self._ask("vault", "caseInfo", case)
+        provider, final_at, state, *rest = self.view("vault", "caseInfo", case)
         return CaseInfo(case, provider, final_at, CaseState(state), *rest)
 
     def slash_of(self, pool: int, node: Address) -> int:
         """Token wei that a fault of the node costs in the pool: its price for each unit that the node answers for."""
         pool_info, node_info = at_once(
-            lambda: self._ask("swarm", "poolInfo", pool), lambda: self._ask("swarm", "nodeInfo", node)
+            lambda: self.view("swarm", "poolInfo", pool), lambda: self.view("swarm", "nodeInfo", node)
         )
         return pool_info[0][2] * node_info[3]
 
     def case_bond(self, amount: int) -> int:
         """Token wei that whoever carries a slash of `amount` puts up, at most."""
-        share, least = at_once(lambda: self._ask("vault", "bondBps"), lambda: self._ask("vault", "minBond"))
+        share, least = at_once(lambda: self.view("vault", "bondBps"), lambda: self.view("vault", "minBond"))
         return max(amount * share // 10_000, least)
 
     def credit_of(self, who: Address) -> int:
         """Token wei that the vault owes: bonds of cases that were won, shares, what was slashed."""
-        return self._ask("vault", "creditOf", who)
+        return self.view("vault", "creditOf", who)
 
     def backing_of(self, provider: Address) -> int:
         """What `expel` compares with `required_stake`: what is bonded, or was before a case that is not final."""
-        return self._ask("vault", "backingOf", provider)
+        return self.view("vault", "backingOf", provider)
 
     def required_stake(self, provider: Address, more_units: int = 0, node: Address | None = None) -> int:
         """Token wei that `provider` must have bonded for the nodes that it has, with `more_units` more or fewer.
@@ -1172,9 +1198,9 @@ class Contracts:
         is the one that comes back.
         """
         (registered, leaving), base, per_unit, *back = at_once(
-            lambda: self._ask("swarm", "unitsOf", provider),
-            lambda: self._ask("swarm", "baseStake"),
-            lambda: self._ask("swarm", "stakePerUnit"),
+            lambda: self.view("swarm", "unitsOf", provider),
+            lambda: self.view("swarm", "baseStake"),
+            lambda: self.view("swarm", "stakePerUnit"),
             *([lambda: self.node_info(node)] if node and more_units > 0 else []),
         )
         leaving -= sum(info.units for info in back if info.owner == provider and not info.registered)
@@ -1183,184 +1209,184 @@ class Contracts:
 
     def leaving_units(self, provider: Address) -> int:
         """Units of nodes that the provider removed, and that nobody has released yet."""
-        return self._ask("swarm", "unitsOf", provider)[1]
+        return self.view("swarm", "unitsOf", provider)[1]
 
     def min_window(self) -> int:
         """No pool's window is shorter, in seconds."""
-        return self._ask("swarm", "minWindow")
+        return self.view("swarm", "minWindow")
 
     def appeal_seconds(self) -> int:
         """How long after a slash by judgement, and once more after its appeal, it can be overturned."""
-        return self._ask("vault", "appealSeconds")
+        return self.view("vault", "appealSeconds")
 
     def token_balance(self, holder: Address) -> int:
-        return self._ask("token", "balanceOf", holder)
+        return self.view("token", "balanceOf", holder)
 
     def allowance(self, owner: Address, spender: Address) -> int:
-        return self._ask("token", "allowance", owner, spender)
+        return self.view("token", "allowance", owner, spender)
 
     # writes, unsent: money
 
-    def mint(self, to: Address, amount: int) -> "ContractFunction":
-        return self.token.functions.mint(to, amount)
+    def mint(self, to: Address, amount: int) -> TransactionCall:
+        return self.write("token", "mint", to, amount)
 
-    def approve(self, spender: Address, amount: int) -> "ContractFunction":
-        return self.token.functions.approve(spender, amount)
+    def approve(self, spender: Address, amount: int) -> TransactionCall:
+        return self.write("token", "approve", spender, amount)
 
-    def transfer(self, to: Address, amount: int) -> "ContractFunction":
-        return self.token.functions.transfer(to, amount)
+    def transfer(self, to: Address, amount: int) -> TransactionCall:
+        return self.write("token", "transfer", to, amount)
 
-    def transfer_from(self, owner: Address, to: Address, amount: int) -> "ContractFunction":
+    def transfer_from(self, owner: Address, to: Address, amount: int) -> TransactionCall:
         """As somebody whom the owner allows it."""
-        return self.token.functions.transferFrom(owner, to, amount)
+        return self.write("token", "transferFrom", owner, to, amount)
 
-    def bond(self, provider: Address, amount: int) -> "ContractFunction":
-        return self.vault.functions.bond(provider, amount)
+    def bond(self, provider: Address, amount: int) -> TransactionCall:
+        return self.write("vault", "bond", provider, amount)
 
-    def unbond(self, amount: int) -> "ContractFunction":
-        return self.vault.functions.unbond(amount)
+    def unbond(self, amount: int) -> TransactionCall:
+        return self.write("vault", "unbond", amount)
 
-    def rebond(self, amount: int) -> "ContractFunction":
-        return self.vault.functions.rebond(amount)
+    def rebond(self, amount: int) -> TransactionCall:
+        return self.write("vault", "rebond", amount)
 
-    def withdraw(self) -> "ContractFunction":
-        return self.vault.functions.withdraw()
+    def withdraw(self) -> TransactionCall:
+        return self.write("vault", "withdraw")
 
-    def appeal(self, case: int) -> "ContractFunction":
-        return self.vault.functions.appeal(case)
+    def appeal(self, case: int) -> TransactionCall:
+        return self.write("vault", "appeal", case)
 
-    def finalize(self, case: int) -> "ContractFunction":
-        return self.vault.functions.finalize(case)
+    def finalize(self, case: int) -> TransactionCall:
+        return self.write("vault", "finalize", case)
 
-    def collect(self, who: Address) -> "ContractFunction":
-        return self.vault.functions.collect(who)
+    def collect(self, who: Address) -> TransactionCall:
+        return self.write("vault", "collect", who)
 
-    def name_successor(self, successor: Address) -> "ContractFunction":
+    def name_successor(self, successor: Address) -> TransactionCall:
         """As the arbiter; NOBODY undoes it."""
-        return self.vault.functions.nameSuccessor(successor)
+        return self.write("vault", "nameSuccessor", successor)
 
-    def accept_arbiter(self) -> "ContractFunction":
-        return self.vault.functions.acceptArbiter()
+    def accept_arbiter(self) -> TransactionCall:
+        return self.write("vault", "acceptArbiter")
 
     # writes, unsent: nodes
 
-    def register_node(self, node: Address, units: int, deadline: int, node_signature: bytes) -> "ContractFunction":
-        return self.swarm.functions.registerNode(node, units, deadline, node_signature)
+    def register_node(self, node: Address, units: int, deadline: int, node_signature: bytes) -> TransactionCall:
+        return self.write("swarm", "registerNode", node, units, deadline, node_signature)
 
-    def remove_node(self, node: Address) -> "ContractFunction":
-        return self.swarm.functions.removeNode(node)
+    def remove_node(self, node: Address) -> TransactionCall:
+        return self.write("swarm", "removeNode", node)
 
-    def remove_provider(self, nodes: Sequence[Address]) -> "ContractFunction":
+    def remove_provider(self, nodes: Sequence[Address]) -> TransactionCall:
         """nodes: all that the sender still has."""
-        return self.swarm.functions.removeProvider(list(nodes))
+        return self.write("swarm", "removeProvider", list(nodes))
 
-    def release(self, nodes: Sequence[Address]) -> "ContractFunction":
+    def release(self, nodes: Sequence[Address]) -> TransactionCall:
         """Frees the stake that removed nodes bind; each of them must have answered long enough."""
-        return self.swarm.functions.release(list(nodes))
+        return self.write("swarm", "release", list(nodes))
 
-    def expel(self, node: Address) -> "ContractFunction":
-        return self.swarm.functions.expel(node)
+    def expel(self, node: Address) -> TransactionCall:
+        return self.write("swarm", "expel", node)
 
     # writes, unsent: pools
 
-    def create_pool(self, params: PoolParams) -> "ContractFunction":
+    def create_pool(self, params: PoolParams) -> TransactionCall:
         # The contract's struct has the same fields in the same order.
         delay = params.delay or -(-params.window // 4)
         values = msgspec.structs.asdict(params) | {"bootnodes": "\n".join(params.bootnodes), "delay": delay}
-        return self.swarm.functions.createPool(tuple(values.values()))
+        return self.write("swarm", "createPool", tuple(values.values()))
 
-    def fund_pool(self, pool: int, amount: int) -> "ContractFunction":
-        return self.payroll.functions.fund(pool, amount)
+    def fund_pool(self, pool: int, amount: int) -> TransactionCall:
+        return self.write("payroll", "fund", pool, amount)
 
-    def set_pool_run(self, pool: int, run_root: bytes) -> "ContractFunction":
-        return self.swarm.functions.setPoolRun(pool, run_root)
+    def set_pool_run(self, pool: int, run_root: bytes) -> TransactionCall:
+        return self.write("swarm", "setPoolRun", pool, run_root)
 
-    def set_bootnodes(self, pool: int, bootnodes: Sequence[str]) -> "ContractFunction":
-        return self.swarm.functions.setBootnodes(pool, "\n".join(bootnodes))
+    def set_bootnodes(self, pool: int, bootnodes: Sequence[str]) -> TransactionCall:
+        return self.write("swarm", "setBootnodes", pool, "\n".join(bootnodes))
 
-    def pause_pool(self, pool: int) -> "ContractFunction":
-        return self.swarm.functions.pausePool(pool)
+    def pause_pool(self, pool: int) -> TransactionCall:
+        return self.write("swarm", "pausePool", pool)
 
-    def resume_pool(self, pool: int) -> "ContractFunction":
-        return self.swarm.functions.resumePool(pool)
+    def resume_pool(self, pool: int) -> TransactionCall:
+        return self.write("swarm", "resumePool", pool)
 
-    def end_pool(self, pool: int) -> "ContractFunction":
-        return self.swarm.functions.endPool(pool)
+    def end_pool(self, pool: int) -> TransactionCall:
+        return self.write("swarm", "endPool", pool)
 
-    def sweep(self, pool: int) -> "ContractFunction":
-        return self.payroll.functions.sweep(pool)
+    def sweep(self, pool: int) -> TransactionCall:
+        return self.write("payroll", "sweep", pool)
 
-    def propose_validators(self, pool: int, validators: Sequence[Address], threshold: int) -> "ContractFunction":
-        return self.court.functions.proposeValidators(pool, list(validators), threshold)
+    def propose_validators(self, pool: int, validators: Sequence[Address], threshold: int) -> TransactionCall:
+        return self.write("court", "proposeValidators", pool, list(validators), threshold)
 
-    def apply_validators(self, pool: int) -> "ContractFunction":
-        return self.court.functions.applyValidators(pool)
+    def apply_validators(self, pool: int) -> TransactionCall:
+        return self.write("court", "applyValidators", pool)
 
     # writes, unsent: the chair
 
-    def seat_trainers(self, pool: int, trainers: Sequence[Address], lease: int, grace: int) -> "ContractFunction":
+    def seat_trainers(self, pool: int, trainers: Sequence[Address], lease: int, grace: int) -> TransactionCall:
         """lease, grace: seconds."""
-        return self.chair.functions.seat(pool, list(trainers), lease, grace)
+        return self.write("chair", "seat", pool, list(trainers), lease, grace)
 
-    def propose_trainers(self, pool: int, trainers: Sequence[Address]) -> "ContractFunction":
-        return self.chair.functions.propose(pool, list(trainers))
+    def propose_trainers(self, pool: int, trainers: Sequence[Address]) -> TransactionCall:
+        return self.write("chair", "propose", pool, list(trainers))
 
-    def apply_trainers(self, pool: int) -> "ContractFunction":
-        return self.chair.functions.applyTrainers(pool)
+    def apply_trainers(self, pool: int) -> TransactionCall:
+        return self.write("chair", "applyTrainers", pool)
 
-    def hold_chair(self, pool: int, step: int, policy_root: bytes) -> "ContractFunction":
-        return self.chair.functions.hold(pool, step, policy_root)
+    def hold_chair(self, pool: int, step: int, policy_root: bytes) -> TransactionCall:
+        return self.write("chair", "hold", pool, step, policy_root)
 
-    def take_chair(self, pool: int, term: int, from_step: int, parent: bytes) -> "ContractFunction":
-        return self.chair.functions.take(pool, term, from_step, parent)
+    def take_chair(self, pool: int, term: int, from_step: int, parent: bytes) -> TransactionCall:
+        return self.write("chair", "take", pool, term, from_step, parent)
 
-    def end_term(self, silent: Sequence[TermSilent], signatures: Sequence[bytes]) -> "ContractFunction":
+    def end_term(self, silent: Sequence[TermSilent], signatures: Sequence[bytes]) -> TransactionCall:
         """A quorum's words about one lease, and their signatures: the greatest step first."""
         first, steps = silent[0], [one.step for one in silent]
-        return self.chair.functions.endTerm(first.pool, first.term, first.until, steps, list(signatures))
+        return self.write("chair", "endTerm", first.pool, first.term, first.until, steps, list(signatures))
 
     def end_term_by_verdicts(
         self, term: int, commitment: WorkCommitment, verdicts: Sequence[Verdict], signatures: Sequence[bytes]
-    ) -> "ContractFunction":
+    ) -> TransactionCall:
         """commitment: of the holder, to a step; verdicts, signatures: a quorum's against it, in one order."""
         words = (term, _words(commitment), [_said(one) for one in verdicts], list(signatures))
-        return self.chair.functions.endTermByVerdicts(*words)
+        return self.write("chair", "endTermByVerdicts", *words)
 
     # writes, unsent: members and work
 
-    def join(self, pool: int, contact: str) -> "ContractFunction":
-        return self.swarm.functions.join(pool, contact)
+    def join(self, pool: int, contact: str) -> TransactionCall:
+        return self.write("swarm", "join", pool, contact)
 
-    def admit(self, node: Address, said: Invitation, signature: bytes, ticket: bytes = b"") -> "ContractFunction":
+    def admit(self, node: Address, said: Invitation, signature: bytes, ticket: bytes = b"") -> TransactionCall:
         """signature: the manager's; ticket: the invitee's signature of a Ticket for the node, which only a node needs
         that neither is the invitee nor works for it."""
         shown = (said.invitee, said.places, said.deadline, signature, ticket)
-        return self.court.functions.admit(said.pool, node, shown)
+        return self.write("court", "admit", said.pool, node, shown)
 
-    def revoke_invitations(self, pool: int, invitees: Sequence[Address]) -> "ContractFunction":
-        return self.court.functions.revokeInvitations(pool, list(invitees))
+    def revoke_invitations(self, pool: int, invitees: Sequence[Address]) -> TransactionCall:
+        return self.write("court", "revokeInvitations", pool, list(invitees))
 
-    def leave(self, pool: int) -> "ContractFunction":
-        return self.swarm.functions.leavePool(pool)
+    def leave(self, pool: int) -> TransactionCall:
+        return self.write("swarm", "leavePool", pool)
 
-    def attest(self, attestation: Attestation, signatures: Sequence[bytes]) -> "ContractFunction":
+    def attest(self, attestation: Attestation, signatures: Sequence[bytes]) -> TransactionCall:
         """signatures: a quorum's."""
         a = attestation
-        return self.court.functions.attest(a.pool, a.node, a.units, a.made_at, a.until, list(signatures))
+        return self.write("court", "attest", a.pool, a.node, a.units, a.made_at, a.until, list(signatures))
 
-    def post_earnings(self, earnings: Earnings, signatures: Sequence[bytes]) -> "ContractFunction":
+    def post_earnings(self, earnings: Earnings, signatures: Sequence[bytes]) -> TransactionCall:
         """signatures: a quorum's."""
-        return self.payroll.functions.post(_words(earnings), list(signatures))
+        return self.write("payroll", "post", _words(earnings), list(signatures))
 
-    def hold(self, pool: int) -> "ContractFunction":
+    def hold(self, pool: int) -> TransactionCall:
         """As the pool's guardian: the table that waits, or all that was filed."""
-        return self.payroll.functions.hold(pool)
+        return self.write("payroll", "hold", pool)
 
-    def drop(self, pool: int, who: Sequence[Address]) -> "ContractFunction":
+    def drop(self, pool: int, who: Sequence[Address]) -> TransactionCall:
         """As the arbiter: the table that is held, by its signers as its event told them; or what these nodes filed."""
-        return self.payroll.functions.drop(pool, list(who))
+        return self.write("payroll", "drop", pool, list(who))
 
-    def file(self, pool: int, node: Address, filings: Sequence[Filing]) -> "ContractFunction":
+    def file(self, pool: int, node: Address, filings: Sequence[Filing]) -> TransactionCall:
         """As the node or its provider: what validators named of it in epochs that no table has."""
         words = [
             (
@@ -1372,15 +1398,15 @@ class Contracts:
             )
             for filing in filings
         ]
-        return self.payroll.functions.file(pool, node, words)
+        return self.write("payroll", "file", pool, node, words)
 
-    def redeem(self, pool: int, node: Address) -> "ContractFunction":
+    def redeem(self, pool: int, node: Address) -> TransactionCall:
         """What the node filed, or its share of what is free, is its provider's."""
-        return self.payroll.functions.redeem(pool, node)
+        return self.write("payroll", "redeem", pool, node)
 
-    def claim(self, pool: int, node: Address, units: int, proof: Sequence[bytes]) -> "ContractFunction":
+    def claim(self, pool: int, node: Address, units: int, proof: Sequence[bytes]) -> TransactionCall:
         """units: the node's line of the newest table; proof: from it to the table's root."""
-        return self.payroll.functions.claim(pool, node, units, list(proof))
+        return self.write("payroll", "claim", pool, node, units, list(proof))
 
     # writes, unsent: faults
 
@@ -1392,23 +1418,23 @@ class Contracts:
         signatures: Sequence[bytes],
         values: Sequence[bytes],
         rechecked: int,
-    ) -> "ContractFunction":
+    ) -> TransactionCall:
         """signatures: a quorum's, each of a Verdict (bit i of rechecked: of a Rechecked) with outcome 2, this reason
         and its own of the values."""
         words = (_words(commitment), node_signature, reason, list(signatures), list(values), rechecked)
-        return self.court.functions.slash(*words)
+        return self.write("court", "slash", *words)
 
     def evidence(
         self, first: WorkCommitment, first_signature: bytes, second: WorkCommitment, second_signature: bytes
-    ) -> "ContractFunction":
-        return self.court.functions.evidence([_words(first), _words(second)], [first_signature, second_signature])
+    ) -> TransactionCall:
+        return self.write("court", "evidence", [_words(first), _words(second)], [first_signature, second_signature])
 
     def verdict_evidence(
         self, pool: int, work: bytes, first: Verdict, first_signature: bytes, second: Verdict, second_signature: bytes
-    ) -> "ContractFunction":
+    ) -> TransactionCall:
         """Two verdicts of one validator on one work that differ in anything."""
         said = [_said(first), _said(second)]
-        return self.court.functions.verdictEvidence(pool, work, said, [first_signature, second_signature])
+        return self.write("court", "verdictEvidence", pool, work, said, [first_signature, second_signature])
 
     def tally_evidence(
         self,
@@ -1416,10 +1442,10 @@ class Contracts:
         first_signature: bytes,
         second: EpochRoot | Earnings,
         second_signature: bytes,
-    ) -> "ContractFunction":
+    ) -> TransactionCall:
         """Two roots, or two tables, of one validator and epoch with one number."""
         said, signatures = [_words(first), _words(second)], [first_signature, second_signature]
-        return self.court.functions.tallyEvidence(isinstance(first, Earnings), said, signatures)
+        return self.write("court", "tallyEvidence", isinstance(first, Earnings), said, signatures)
 
     def leaf_evidence(
         self,
@@ -1428,13 +1454,13 @@ class Contracts:
         leaf: tuple[Address, bytes, int, list[bytes]],
         verdict: Verdict,
         verdict_signature: bytes,
-    ) -> "ContractFunction":
+    ) -> TransactionCall:
         """A validator's root with a leaf (node, work, units, proof), and its verdict against that work."""
         signatures = [root_signature, verdict_signature]
-        return self.court.functions.leafEvidence(_words(root), leaf, _said(verdict), signatures)
+        return self.write("court", "leafEvidence", _words(root), leaf, _said(verdict), signatures)
 
-    def overturn(self, pool: int, node: Address) -> "ContractFunction":
-        return self.swarm.functions.overturn(pool, node)
+    def overturn(self, pool: int, node: Address) -> TransactionCall:
+        return self.write("swarm", "overturn", pool, node)
 
 
 def _pool_info(pool: int, about: Any, book: Any, bench: Any, filings: Any, chair: ChairInfo | None) -> PoolInfo:

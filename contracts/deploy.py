@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from contracts.bindings import Addresses, ContractError, Contracts, artifact
+from contracts.bindings import Addresses, ContractError, TransactionCall, creation, write
 from protocol.identity import Address, NodeKey, parse_address
 
 if TYPE_CHECKING:  # it takes a second, and the parameters need none
     from web3 import Web3
-    from web3.contract.contract import ContractConstructor, ContractFunction
 
 TOKEN = 10**18
 BURNED = Address("0x000000000000000000000000000000000000dEaD")
@@ -51,7 +50,7 @@ class Deployment(msgspec.Struct, frozen=True):
     block: int
 
 
-Send = Callable[["ContractConstructor | ContractFunction", str], Any]
+Send = Callable[[TransactionCall, str], Any]
 """Gets one transaction into a block; what it does in words; returns web3's receipt, or raises."""
 
 
@@ -62,17 +61,16 @@ def deploy(web3: "Web3", key: NodeKey, params: DeployParams, send: Send | None =
     """
     send = send or (lambda call, _: _send(web3, key, call))
     first = web3.eth.block_number
-    token = params.token or _create(web3, send, "TestToken")
-    vault = _create(web3, send, "StakeVault", token, _vault_params(params, key.address))
-    swarm = _create(web3, send, "Swarm", vault, params.base_stake, params.stake_per_unit, params.min_window)
-    court = _create(web3, send, "Court", swarm)
-    payroll = _create(web3, send, "Payroll", court)
-    chair = _create(web3, send, "Chair", court)
+    token = params.token or _create(send, "TestToken")
+    vault = _create(send, "StakeVault", token, _vault_params(params, key.address))
+    swarm = _create(send, "Swarm", vault, params.base_stake, params.stake_per_unit, params.min_window)
+    court = _create(send, "Court", swarm)
+    payroll = _create(send, "Payroll", court)
+    chair = _create(send, "Chair", court)
+    send(write(vault, "StakeVault", "setSwarm", swarm), "tie the vault to the swarm")
+    send(write(swarm, "Swarm", "setCourt", court, payroll), "tie the swarm to the court and the payroll")
     places = Addresses(token=token, vault=vault, swarm=swarm, court=court, payroll=payroll, chair=chair)
-    contracts = Contracts(web3, places)
-    send(contracts.vault.functions.setSwarm(swarm), "tie the vault to the swarm")
-    send(contracts.swarm.functions.setCourt(court, payroll), "tie the swarm to the court and the payroll")
-    return Deployment(contracts.addresses, first)
+    return Deployment(places, first)
 
 
 def _vault_params(params: DeployParams, deployer: Address) -> tuple[Any, ...]:
@@ -87,20 +85,26 @@ def _vault_params(params: DeployParams, deployer: Address) -> tuple[Any, ...]:
     )
 
 
-def _create(web3: "Web3", send: Send, name: str, *args: Any) -> Address:
-    factory = web3.eth.contract(abi=artifact(name)["abi"], bytecode=artifact(name)["bytecode"])
-    return parse_address(send(factory.constructor(*args), f"deploy {name}")["contractAddress"])
+def _create(send: Send, name: str, *args: Any) -> Address:
+    return parse_address(send(creation(name, *args), f"deploy {name}")["contractAddress"])
 
 
-def _send(web3: "Web3", key: NodeKey, call: "ContractConstructor | ContractFunction") -> Any:
+def send_now(web3: "Web3", key: NodeKey, call: TransactionCall) -> Any:
+    """At the price of the moment; web3's receipt, whatever it says. Blocks until it is mined."""
     from eth_account import Account
 
     sender: Any = key.address
+    fees = {"maxFeePerGas": 2 * int(web3.eth.gas_price), "maxPriorityFeePerGas": int(web3.eth.max_priority_fee)}
+    asked: Any = {**call.fields(), **fees, "from": sender}
     nonce = web3.eth.get_transaction_count(sender, "pending")
-    transaction = call.build_transaction({"from": sender, "nonce": nonce, "chainId": web3.eth.chain_id})
-    signed = Account.sign_transaction(transaction, key.secret)
-    digest = web3.eth.send_raw_transaction(signed.raw_transaction)
-    receipt = web3.eth.wait_for_transaction_receipt(digest, timeout=RECEIPT_SECONDS, poll_latency=0.05)
+    fields = {**asked, "gas": web3.eth.estimate_gas(asked), "nonce": nonce, "chainId": web3.eth.chain_id}
+    digest = web3.eth.send_raw_transaction(Account.sign_transaction(fields, key.secret).raw_transaction)
+    return web3.eth.wait_for_transaction_receipt(digest, timeout=RECEIPT_SECONDS, poll_latency=0.05)
+
+
+def _send(web3: "Web3", key: NodeKey, call: TransactionCall) -> Any:
+    receipt = send_now(web3, key, call)
     if receipt["status"] != 1:
-        raise ContractError("the contracts could not be deployed", f"0x{digest.hex()} reverted", "check the parameters")
+        digest = bytes(receipt["transactionHash"]).hex()
+        raise ContractError("the contracts could not be deployed", f"0x{digest} reverted", "check the parameters")
     return receipt

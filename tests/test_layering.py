@@ -105,17 +105,26 @@ def modules() -> dict[str, str]:
     return found
 
 
-def statements(node: ast.AST) -> Iterator[ast.AST]:
-    """Everything in a module but its expressions, which hold no import and are most of it."""
+parsed = cache(ast.parse)
+"""Each module once, whoever asks."""
+
+
+def statements(node: ast.AST, types: bool = True) -> Iterator[ast.AST]:
+    """Everything in a module but its expressions, which hold no import and are most of it. types: also what is there
+    for a type checker alone."""
     for child in ast.iter_child_nodes(node):
-        if not isinstance(child, ast.expr):
+        if isinstance(child, ast.If) and not types and "TYPE_CHECKING" in ast.unparse(child.test):
+            for other in child.orelse:
+                yield other
+                yield from statements(other, types)
+        elif not isinstance(child, ast.expr):
             yield child
-            yield from statements(child)
+            yield from statements(child, types)
 
 
-def imports(name: str, source: str) -> Iterator[str]:
+def imports(name: str, source: str, types: bool = True) -> Iterator[str]:
     """Every module that one imports, at any depth, as an absolute name; `from a import b` gives a.b."""
-    for node in statements(ast.parse(source, filename=name)):
+    for node in statements(parsed(source), types):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -211,10 +220,10 @@ def readers_of_words() -> list[str]:
     """Places outside of `node/swarm` that read the board."""
     found = []
     for path in sorted((ROOT / "node").rglob("*.py")):
-        name = path.relative_to(ROOT).as_posix()
-        if name.startswith("node/swarm/") or name in VIEWS:
+        name, source = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+        if name.startswith("node/swarm/") or name in VIEWS or "board" not in source:
             continue
-        for at in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for at in ast.walk(parsed(source)):
             if isinstance(at, ast.Attribute) and at.attr in ("subscribe", "messages"):
                 whose = at.value.attr if isinstance(at.value, ast.Attribute) else getattr(at.value, "id", "")
                 if whose.strip("_") == "board":
@@ -242,12 +251,8 @@ def arrows(sources: Mapping[str, str]) -> dict[str, set[str]]:
     """Module -> what it imports of the program, at any depth, but for types alone."""
     found: dict[str, set[str]] = {}
     for name, source in sources.items():
-        tree = ast.parse(source, filename=name)
-        for at in ast.walk(tree):
-            if isinstance(at, ast.If) and "TYPE_CHECKING" in ast.unparse(at.test):
-                at.body = [ast.Pass()]
         # `from package import name`: of the module of that name where there is one, else of the package's own words.
-        named = (one if one in sources else one.rpartition(".")[0] for one in imports(name, ast.unparse(tree)))
+        named = (one if one in sources else one.rpartition(".")[0] for one in imports(name, source, types=False))
         found[name] = {one for one in named if one in sources and one != name}
     return found
 

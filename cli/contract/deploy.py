@@ -33,6 +33,7 @@ from cli.output import AsJson, console, duration, ether, print_facts, print_json
 from node.state.files import write_whole
 
 if TYPE_CHECKING:
+    from contracts.bindings import TransactionCall
     from contracts.deploy import Deployment, DeployParams
     from node.chain.client import ChainClient
     from node.chain.profile import NetworkProfile
@@ -208,14 +209,13 @@ def _record(
 
     from contracts.deploy import deploy as put_on_chain
     from node.chain.simulate import SimulatedStep
-    from node.chain.transactions import call_of
 
     web3 = chain.contracts.web3
     nonce = web3.eth.get_transaction_count(to_checksum_address(key.address))
     steps: list[SimulatedStep] = []
 
-    def send(call: Any, action: str) -> dict[str, Any]:
-        known = progress.done.get(call_of(call).intent)
+    def send(call: "TransactionCall", action: str) -> dict[str, Any]:
+        known = progress.done.get(call.intent)
         if known is not None:
             return _receipt(known)
         # CREATE: a contract's address follows from its sender and the sender's nonce.
@@ -234,12 +234,11 @@ def _deploy(chain: "ChainClient", key: "NodeKey", params: "DeployParams", progre
 
     from contracts.deploy import deploy as put_on_chain
     from node.chain.simulate import SimulatedStep
-    from node.chain.transactions import call_of
 
     errors = Console(stderr=True, highlight=False)
 
-    def send(call: Any, action: str) -> dict[str, Any]:
-        intent = call_of(call).intent
+    def send(call: "TransactionCall", action: str) -> dict[str, Any]:
+        intent = call.intent
         if intent not in progress.done:
             errors.print(f"{action}: waiting for a block", style="dim", markup=False, soft_wrap=True)
             receipt = trio.from_thread.run(chain.execute, SimulatedStep(action, call), key)

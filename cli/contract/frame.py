@@ -275,7 +275,6 @@ def alone(signer: str) -> Iterator[None]:
 
 async def _story(call: _Call, profile: "NetworkProfile", key: "NodeKey", planner: Planner, own: dict[str, Any]) -> None:
     from node.chain.client import ChainClient
-    from node.chain.transactions import call_of
 
     path = outbox_of(profile).with_name(f"{profile.chain_id}-{key.address}.json")
     begun = Begun(path, f"{planner.__module__}.{planner.__name__}", own, profile.contracts.swarm)
@@ -320,7 +319,7 @@ async def _story(call: _Call, profile: "NetworkProfile", key: "NodeKey", planner
             # One after the other, each mined before the next: a later step may need what an earlier one brought about
             # (a pool's number).
             step = plan.refresh(planned, receipts)
-            begun.comes_to(call_of(step.call).intent)
+            begun.comes_to(step.call.intent)
             receipts.append(done.get(number) or await _send(chain, step, key))
         await tell(plan, receipts, recovered=bool(done))
 

@@ -136,8 +136,7 @@ def _tell(delivery: Any, pool: int | None, as_json: bool) -> None:
 
 
 def read_parameters(contracts: "Contracts") -> dict[str, Any]:
-    places = {"swarm": contracts.swarm, "vault": contracts.vault}
-    return {name: places[place].functions[view]().call() for name, (place, view, _) in _PARAMETERS.items()}
+    return {name: contracts.view(slot, view) for name, (slot, view, _) in _PARAMETERS.items()}
 
 
 def _words(name: str, value: Any) -> str:

@@ -84,13 +84,11 @@ class _Mined:
 
 def already_done(plan: "CommandPlan", left: "Sequence[Recovered]") -> "dict[int, Receipt]":
     """Steps that an earlier, equal command did before it was interrupted, by their place in the plan."""
-    from node.chain.transactions import call_of
-
     mined = _Mined(left)
     done: dict[int, Receipt] = {}
     for number, planned in enumerate(plan.steps):
         # As it was sent: a step may hang on what an earlier one brought about, such as a pool's number.
         step = plan.refresh(planned, list(done.values()))
-        if (receipt := mined.take(call_of(step.call).intent)) is not None:
+        if (receipt := mined.take(step.call.intent)) is not None:
             done[number] = receipt
     return done

@@ -97,8 +97,9 @@ def _ask(profile: "NetworkProfile") -> Quote:
     """Raises ChainError."""
     import trio
 
+    from contracts.bindings import TransactionCall
     from node.chain.client import ChainClient
-    from node.chain.simulate import TransactionCall, l1_fee
+    from node.chain.simulate import l1_fee
 
     async def ask(chain: ChainClient) -> Quote:
         newest = await chain.block()
@@ -223,8 +224,8 @@ def _whose(who: str, days: int) -> str:
 
 
 def _cost(plan: "PlanFile", words: list[str], quote: Quote) -> int:
-    from contracts.bindings import Contracts, artifact
-    from node.chain.simulate import TransactionCall, guess_gas
+    from contracts.bindings import Contracts, TransactionCall, artifact
+    from node.chain.simulate import guess_gas
 
     if words[:2] == ["contract", "deploy"]:
         names = [name for name in Contracts.SLOTS.values() if name != "TestToken" or plan.deploy["token"] is None]

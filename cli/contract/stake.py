@@ -127,7 +127,7 @@ async def approve_steps(chain: "ChainClient", me: "Address", spender: "Address",
 
 
 async def _unbonding(chain: "ChainClient") -> str:
-    period = await chain.ask("read a parameter", lambda c: c.vault.functions.unbondingPeriod().call())
+    period = await chain.ask("read a parameter", lambda c: c.view("vault", "unbondingPeriod"))
     return f"{period // 86_400} days" if period >= 2 * 86_400 else duration(period)
 
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from web3.contract.contract import ContractFunction
 
-from contracts.bindings import Contracts
+from contracts.bindings import Contracts, TransactionCall
 from node.chain.errors import ChainError
 from node.state.files import write_whole
 from protocol.errors import IntellectError
@@ -59,7 +58,7 @@ class FileCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         """Completes "cannot ..."."""
         return f"slash {self.commitment.node}"
 
-    def call(self, contracts: Contracts) -> ContractFunction:
+    def call(self, contracts: Contracts) -> TransactionCall:
         """What carries it to the chain."""
         rechecked = sum(1 << i for i, vote in enumerate(self.votes) if vote.rechecked)
         said = [vote.signature for vote in self.votes], [vote.values for vote in self.votes]
@@ -90,7 +89,7 @@ class Contradiction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
         what = {Verdict: "verdicts", Earnings: "tables"}.get(type(self.first), "root")
         return f"slash a validator by its own {what}"
 
-    def call(self, contracts: Contracts) -> ContractFunction:
+    def call(self, contracts: Contracts) -> TransactionCall:
         pair = self.first, self.first_signature, self.second, self.second_signature
         if isinstance(self.first, WorkCommitment):
             return contracts.evidence(*pair)
@@ -138,7 +137,7 @@ class FalseLeaf(Contradiction, frozen=True, tag="leaf and verdict"):
     units: Annotated[int, msgspec.Meta(ge=1, lt=2**32)]
     proof: Annotated[tuple[Word, ...], msgspec.Meta(max_length=32)]
 
-    def call(self, contracts: Contracts) -> ContractFunction:
+    def call(self, contracts: Contracts) -> TransactionCall:
         leaf = (self.node, self.work, self.units, list(self.proof))
         return contracts.leaf_evidence(self.first, self.first_signature, leaf, self.second, self.second_signature)
 

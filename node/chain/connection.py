@@ -12,13 +12,12 @@ import msgspec
 import structlog
 import trio
 from web3 import Web3
-from web3.contract.contract import ContractConstructor, ContractFunction
 from web3.exceptions import BadFunctionCallOutput
 from web3.middleware import AttributeDictMiddleware
 
 from contracts import codes
 from contracts.asking import at_once
-from contracts.bindings import ChainEvent, Contracts, parse_log, raw_log
+from contracts.bindings import ChainEvent, Contracts, TransactionCall, parse_log, raw_log
 from node.chain.errors import ChainError, NotDeployed, OtherContracts, RpcUnreachable, translate
 from node.chain.outbox import Outbox
 from node.chain.profile import NetworkProfile
@@ -204,7 +203,7 @@ class Connection:
     async def _write(
         self,
         action: str,
-        call: ContractFunction | ContractConstructor,
+        call: TransactionCall,
         key: NodeKey | None,
         patience: Patience | None = None,
     ) -> Receipt:

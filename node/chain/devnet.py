@@ -18,7 +18,7 @@ from contextlib import closing
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 import msgspec
@@ -27,7 +27,7 @@ import structlog
 import trio
 
 from contracts.bindings import Addresses, Contracts
-from contracts.deploy import DeployParams, deploy
+from contracts.deploy import DeployParams, deploy, send_now
 from node.chain.anvil import find_anvil
 from node.chain.endpoints import Endpoints, encoded, rpc
 from node.chain.errors import ChainError, DevnetError, translate
@@ -451,13 +451,7 @@ class Devnet:
 
 def play_money(web3: "Web3", payer: NodeKey, player: NodeKey, contracts: Addresses) -> None:
     """Tokens for the account that is for whoever plays."""
-    from eth_account import Account
-
-    call = Contracts(web3, contracts).mint(player.address, FAUCET_CAP)
-    sender: Any = payer.address
-    transaction = call.build_transaction({"from": sender, "nonce": web3.eth.get_transaction_count(sender)})
-    sent = web3.eth.send_raw_transaction(Account.sign_transaction(transaction, payer.secret).raw_transaction)
-    web3.eth.wait_for_transaction_receipt(sent, timeout=READY_SECONDS, poll_latency=0.05)
+    send_now(web3, payer, Contracts(web3, contracts).mint(player.address, FAUCET_CAP))
 
 
 def play_account(directory: Path) -> NodeKey | None:

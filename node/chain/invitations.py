@@ -6,16 +6,12 @@ that file signs with it for a node of its own. The chain counts the places; pool
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from contracts.bindings import NOBODY, REVOKED, Contracts, PoolInfo
+from contracts.bindings import NOBODY, REVOKED, Contracts, PoolInfo, TransactionCall
 from protocol.identity import Address, NodeKey, parse_address
 from protocol.statements import Domain, Invitation, Ticket, is_signed_by, sign
-
-if TYPE_CHECKING:
-    from contracts.bindings import ContractFunction
 
 MAX_INVITATIONS = 150
 """In one profile."""
@@ -137,7 +133,7 @@ def _against(
     return None
 
 
-def admission(contracts: Contracts, domain: Domain, node: Address, by: Invited) -> "ContractFunction":
+def admission(contracts: Contracts, domain: Domain, node: Address, by: Invited) -> TransactionCall:
     """The transaction that lets a node in; anybody may send it."""
     bearer = by.bearer()
     ticket = sign(bearer, domain, Ticket(by.pool, node)) if bearer else b""

@@ -15,9 +15,9 @@ import msgspec
 import structlog
 import trio
 from web3 import Web3
-from web3.contract.contract import ContractConstructor, ContractFunction
 
 from contracts.asking import at_once
+from contracts.bindings import TransactionCall
 from node.bounded_dict import BoundedDict
 from node.chain.errors import (
     ChainError,
@@ -39,8 +39,6 @@ from node.chain.transactions import (
     FEE_BUMP,
     FEES,
     Price,
-    TransactionCall,
-    call_of,
     fields_of,
     noop,
     price_now,
@@ -153,9 +151,7 @@ class Sender:
         """sender -> (the number after our last mined one, when)."""
         self._receipts = Receipts(web3, outbox, witnesses, limits.confirmations, limits.lag, limits.offered)
 
-    async def send(
-        self, call: ContractFunction | ContractConstructor, key: NodeKey, action: str, patience: Patience | None = None
-    ) -> Any:
+    async def send(self, call: TransactionCall, key: NodeKey, action: str, patience: Patience | None = None) -> Any:
         """Returns web3's receipt of a successful transaction. patience: until when it can wait for a better price.
 
         An unfinished equal call of an earlier process, or one that was given up waiting for, is taken up
@@ -163,10 +159,9 @@ class Sender:
         was sent), RpcUnreachable, RpcRefused, TransactionReplaced, or TransactionUnconfirmed (it stays in the outbox).
         """
         sender = key.address
-        bare = call_of(call)
         async with self._locks.setdefault(sender, trio.Lock()):
             # Not abandoned at a cancellation: it may be between writing down and sending.
-            sent = await self._run(partial(self._submit, bare, key, action, patience), abandon=False)
+            sent = await self._run(partial(self._submit, call, key, action, patience), abandon=False)
             # Marked while the lock is held: `resume` must not take up what this task is about to wait for.
             self._own.add((sender, sent.nonce))
         try:
@@ -175,7 +170,7 @@ class Sender:
             self._own.discard((sender, sent.nonce))
         self._used[sender] = (sent.nonce + 1, time.monotonic())
         if receipt["status"] != 1:
-            raise await self._run(partial(self._why_reverted, bare, key, action, receipt), abandon=True)
+            raise await self._run(partial(self._why_reverted, call, key, action, receipt), abandon=True)
         return receipt
 
     async def resume(self, key: NodeKey) -> list[Recovered]:

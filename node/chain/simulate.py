@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 from hexbytes import HexBytes
 from web3 import Web3
-from web3.contract.contract import ContractConstructor, ContractFunction
 from web3.types import RPCEndpoint
 
 from contracts.asking import at_once
+from contracts.bindings import TransactionCall
 from node.chain.errors import InsufficientFunds, RpcRefused, RpcUnreachable, from_revert, tokens, translate
 from node.chain.refusals import EndpointRefused, revert_of
 from node.chain.rpc import EXPECTED
-from node.chain.transactions import BASES, TransactionCall, call_of, price_now
+from node.chain.transactions import BASES, price_now
 from protocol.identity import Address
 
 GAS_PRICE_ORACLE = "0x420000000000000000000000000000000000000F"
@@ -32,7 +32,7 @@ class SimulatedStep:
     """One transaction to be. action completes "cannot ..."."""
 
     action: str
-    call: ContractFunction | ContractConstructor
+    call: TransactionCall
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -71,7 +71,7 @@ class Simulation(msgspec.Struct, frozen=True):
 
 def simulate(web3: Web3, steps: Sequence[SimulatedStep], sender: Address, *, l1_fees: bool) -> Simulation:
     """Raises what the first failing step would revert with (Reverted, InsufficientStake, InsufficientFunds)."""
-    calls = [call_of(step.call) for step in steps]
+    calls = [step.call for step in steps]
     gas = _gas_of_many(web3, steps, calls, sender) if len(steps) > 1 else None
     gas = gas or [_gas_of_one(web3, steps[0], calls[0], sender), *([None] * (len(steps) - 1))]
     try:

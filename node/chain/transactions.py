@@ -1,8 +1,4 @@
-"""What a transaction is made of, and what it pays per gas. Sends nothing.
-
-A `TransactionCall` is who is called with what; numbers and fees come later, so that the same call can be recognised
-after a restart however it was numbered and paid.
-"""
+"""What a transaction is made of, and what it pays per gas. Sends nothing."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,10 +6,8 @@ from typing import Any
 import msgspec
 from eth_account import Account
 from eth_account.typed_transactions.typed_transaction import TypedTransaction
-from eth_hash.auto import keccak
 from hexbytes import HexBytes
 from web3 import Web3
-from web3.contract.contract import ContractConstructor, ContractFunction
 from web3.types import RPCEndpoint
 
 from contracts.asking import at_once
@@ -28,31 +22,6 @@ BASES = 2
 FEES = ("maxFeePerGas", "maxPriorityFeePerGas")
 """Wei per gas: in all, and of it for whoever makes the block."""
 MAX_TIP = RPCEndpoint("eth_maxPriorityFeePerGas")
-
-
-class TransactionCall(msgspec.Struct, frozen=True):
-    """to: None deploys a contract."""
-
-    to: Address | None
-    data: bytes
-
-    @property
-    def intent(self) -> str:
-        """Equal for equal calls."""
-        return keccak((self.to or "create").encode() + self.data).hex()
-
-    def fields(self) -> dict[str, Any]:
-        """As a transaction's fields."""
-        to = {"to": Web3.to_checksum_address(self.to)} if self.to else {}
-        return {**to, "data": HexBytes(self.data), "value": 0}
-
-
-def call_of(call: ContractFunction | ContractConstructor) -> TransactionCall:
-    """The bare call inside web3's object; asks no endpoint."""
-    nothing: Any = {"gas": 0, "maxFeePerGas": 0, "maxPriorityFeePerGas": 0, "chainId": 0, "nonce": 0, "value": 0}
-    built: Any = call.build_transaction(nothing)
-    to = built.get("to")
-    return TransactionCall(Address(str(to)) if to else None, bytes(HexBytes(built["data"])))
 
 
 def sign_transaction(fields: Mapping[str, Any], key: NodeKey, action: str, intent: str) -> Pending:

@@ -28,7 +28,7 @@ from node.state.keystore import claimed_address, read_keystore
 from node.units import DAY
 from protocol.economics import daily_gas
 from protocol.errors import IntellectError
-from protocol.identity import Address, InvalidIdentity, parse_address
+from protocol.identity import Address, InvalidIdentity
 from protocol.liveness import AHEAD
 
 if TYPE_CHECKING:  # web3 takes a second, and `join` refuses before it
@@ -347,14 +347,13 @@ class Powers(msgspec.Struct, frozen=True):
 
 def read_powers(contracts: Contracts) -> Powers:
     """Blocks on the network."""
-    vault = contracts.vault.functions
-    arbiter, treasury = parse_address(vault.arbiter().call()), parse_address(vault.treasury().call())
+    of_vault = partial(contracts.view, "vault")
     return Powers(
-        arbiter,
-        treasury,
-        vault.burnBps().call(),
-        vault.bondBps().call(),
-        vault.appealSeconds().call(),
+        of_vault("arbiter"),
+        of_vault("treasury"),
+        of_vault("burnBps"),
+        of_vault("bondBps"),
+        of_vault("appealSeconds"),
         contracts.min_window(),
     )
 
@@ -535,7 +534,7 @@ def _staking(standing: ChainStanding, common: str, directory: Path, units: int) 
 async def _is_mintable(chain: "ChainClient", address: Address) -> bool:
     try:
         # A call that is only simulated: whether it reverts says what kind of token this is.
-        await chain.ask("try the faucet", lambda c: c.mint(address, 1).call({"from": address}))
+        await chain.ask("try the faucet", lambda c: c.web3.eth.call({**c.mint(address, 1).fields(), "from": address}))
     except RpcUnreachable:
         raise
     except ChainError:

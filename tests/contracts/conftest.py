@@ -17,7 +17,16 @@ from eth_hash.auto import keccak
 from web3 import Web3
 from web3.middleware import AttributeDictMiddleware
 
-from contracts.bindings import ChainEvent, Contracts, PoolParams, Revert, parse_log, parse_revert, raw_log
+from contracts.bindings import (
+    ChainEvent,
+    Contracts,
+    PoolParams,
+    Revert,
+    TransactionCall,
+    parse_log,
+    parse_revert,
+    raw_log,
+)
 from contracts.deploy import TOKEN, DeployParams, deploy
 from node.chain.anvil import find_anvil
 from node.chain.rpc import FallbackProvider
@@ -105,23 +114,22 @@ class World:
     def now(self) -> int:
         return int(self.web3.eth.get_block("latest")["timestamp"])
 
-    def send(self, call: Any, key: NodeKey, *, at: int | None = None) -> Any:
+    def send(self, call: TransactionCall, key: NodeKey, *, at: int | None = None) -> Any:
         """Put `call` into the next block (of timestamp `at`); raises Refused."""
         if at is not None:
             self.rpc("evm_setNextBlockTimestamp", at)
-        sender = _hex(key.address)
-        fields = {"from": sender, "nonce": self.sent[key.address], "gas": 5_000_000}
+        fields = {**call.fields(), "nonce": self.sent[key.address], "gas": 5_000_000}
         fields |= {"maxFeePerGas": 10**10, "maxPriorityFeePerGas": 0, "chainId": CHAIN_ID}
-        signed = Account.sign_transaction(call.build_transaction(fields), key.secret)
+        signed = Account.sign_transaction(fields, key.secret)
         receipt = self.rpc("eth_sendRawTransactionSync", "0x" + signed.raw_transaction.hex())
         self.sent[key.address] += 1
         if receipt["status"] != "0x1":
-            raise Refused(self._revert(call, sender, receipt))
+            raise Refused(self._revert(call, key.address, receipt))
         return receipt
 
-    def _revert(self, call: Any, sender: Any, receipt: Any) -> Revert | None:
+    def _revert(self, call: TransactionCall, sender: Address, receipt: Any) -> Revert | None:
         try:
-            call.call({"from": sender}, block_identifier=int(receipt["blockNumber"], 16))
+            self.web3.eth.call({**call.fields(), "from": _hex(sender)}, int(receipt["blockNumber"], 16))
         except Exception as error:
             data = getattr(error, "data", None)
             return parse_revert(bytes.fromhex(data[2:])) if isinstance(data, str) else None

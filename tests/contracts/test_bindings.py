@@ -5,8 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 from eth_abi.abi import encode as abi_encode
+from web3 import Web3
 
 from contracts.bindings import (
+    NOBODY,
     ChainEvent,
     ContractError,
     Contracts,
@@ -14,17 +16,19 @@ from contracts.bindings import (
     PoolCreated,
     PoolEvent,
     artifact,
+    function_forms,
     parse_log,
     parse_revert,
     raw_log,
     topic_of,
+    write,
 )
 from protocol.statements import _FIELDS, type_string
 from tests.contracts.conftest import WINDOW, Refused
 
 
 def test_the_domain_is_the_same_on_both_sides(world: Any) -> None:
-    assert world.domain.separator() == world.contracts.swarm.functions.domainSeparator().call()
+    assert world.domain.separator() == world.contracts.view("swarm", "domainSeparator")
 
 
 def test_the_type_strings_are_the_same_on_both_sides() -> None:
@@ -33,6 +37,37 @@ def test_the_type_strings_are_the_same_on_both_sides() -> None:
     source = (ARTIFACTS.parent / "src" / "Statements.sol").read_text()
     for kind in _FIELDS:
         assert f'"{type_string(kind)}"' in source
+
+
+def sample(part: Any) -> Any:
+    """A value of the type that an ABI names."""
+    if part["type"].endswith("]"):
+        return [sample({**part, "type": part["type"].partition("[")[0]})] * 2
+    if part["type"] == "tuple":
+        return tuple(sample(each) for each in part["components"])
+    plain = {"address": "0x" + "77" * 20, "bool": True, "string": "text", "bytes": b"odd", "bytes32": b"\x05" * 32}
+    return plain.get(part["type"], 3)
+
+
+@pytest.mark.parametrize("contract", Contracts.SLOTS.values())
+def test_a_call_is_written_as_web3_writes_it(contract: str) -> None:
+    theirs = Web3().eth.contract(abi=artifact(contract)["abi"])
+    functions = [entry for entry in artifact(contract)["abi"] if entry["type"] == "function"]
+    assert len(functions) == len(function_forms(contract))
+    for entry in functions:
+        given = [sample(part) for part in entry["inputs"]]
+        assert "0x" + write(NOBODY, contract, entry["name"], *given).data.hex() == theirs.encode_abi(
+            entry["name"], args=given
+        )
+
+
+@pytest.mark.parametrize("given", [(5, bytes(31)), (5, bytes(33)), (-1, bytes(32)), (2**256, bytes(32)), (5, "r" * 32)])
+def test_what_a_function_does_not_take_is_an_error_and_no_other_call(given: tuple[Any, Any]) -> None:
+    with pytest.raises(ValueError, match="setPoolRun of Swarm does not take this"):
+        write(NOBODY, "Swarm", "setPoolRun", *given)
+    with pytest.raises(ValueError, match="does not take this"):
+        write(NOBODY, "Swarm", "setPoolRun", 5)
+    assert len(write(NOBODY, "Swarm", "setPoolRun", 5, bytes(32)).data) == 4 + 64, "the control"
 
 
 def test_the_epochs_are_the_same_on_both_sides(world: Any, pool: Any) -> None:

@@ -316,12 +316,12 @@ def test_nobody_takes_the_chair_of_a_pool_that_is_over(chair: Chair, refused: An
 def test_a_holder_that_is_nobody_is_an_endpoints_word_and_no_contracts(
     chair: Chair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = chair.contracts._ask
+    real = chair.contracts.view
 
     def ask(contract: str, function: str, *arguments: Any) -> Any:
         answer = real(contract, function, *arguments)
         return (answer[0], 9, *answer[2:]) if function == "termOf" else answer
 
-    monkeypatch.setattr(chair.contracts, "_ask", ask)
+    monkeypatch.setattr(chair.contracts, "view", ask)
     with pytest.raises(ContractError, match="chair"):
         chair.contracts.chair_of(chair.pool.id)

@@ -71,7 +71,7 @@ class Walk:
         contracts, info = self.world.contracts, self.pool.info
         stakes = [contracts.stake_of(provider.address) for provider in [*self.providers, self.judges]]
         vault = contracts.token_balance(contracts.addresses.vault)
-        count = contracts.vault.functions.caseCount().call()
+        count = contracts.view("vault", "caseCount")
         bonds = sum(case.bond for n in range(1, count + 1) if (case := contracts.case(n)).state == CaseState.FROZEN)
         assert vault == bonds + sum(stake.bonded + stake.unbonding + stake.frozen for stake in stakes)
         assert contracts.token_balance(contracts.addresses.payroll) == info.escrow + info.owed

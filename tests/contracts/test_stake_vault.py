@@ -1,3 +1,4 @@
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from contracts.bindings import (
     StakeSlashed,
     Unbonding,
     Withdrawn,
-    artifact,
+    creation,
     parse_revert,
+    write,
 )
 from contracts.deploy import TOKEN
 from node.chain.refusals import EndpointRefused
@@ -20,10 +22,8 @@ UNBONDING = 3600
 
 
 def deploy_vault(world: Any, key: Any, *args: Any) -> Any:
-    factory = world.web3.eth.contract(abi=artifact("StakeVault")["abi"], bytecode=artifact("StakeVault")["bytecode"])
-    receipt = world.send(factory.constructor(*args), key)
-    place = Web3.to_checksum_address(receipt["contractAddress"])
-    return world.web3.eth.contract(address=place, abi=artifact("StakeVault")["abi"])
+    place = Web3.to_checksum_address(world.send(creation("StakeVault", *args), key)["contractAddress"])
+    return partial(write, place, "StakeVault")
 
 
 def test_anybody_may_bond_for_a_provider(world: Any) -> None:
@@ -105,22 +105,21 @@ def test_stake_that_nodes_stand_on_cannot_leave_before_them(world: Any, pool: An
 
 def test_only_the_swarm_slashes(world: Any, refused: Any) -> None:
     provider = world.provider(TOKEN)
-    vault = world.contracts.vault.functions
     for caller in (provider, world.deployer):
         with refused("OnlySwarm"):
-            world.send(vault.slash(provider.address, 1), caller)
+            world.send(world.contracts.write("vault", "slash", provider.address, 1), caller)
 
 
 def test_the_swarm_is_set_once_by_the_deployer(world: Any, refused: Any) -> None:
     stranger = world.person()
     vault = deploy_vault(world, world.deployer, world.contracts.addresses.token, vault_params())
     with refused("OnlyDeployer"):
-        world.send(vault.functions.setSwarm(stranger.address), stranger)
+        world.send(vault("setSwarm", stranger.address), stranger)
     with refused("ZeroAddress"):
-        world.send(vault.functions.setSwarm("0x" + "00" * 20), world.deployer)
-    world.send(vault.functions.setSwarm(stranger.address), world.deployer)
+        world.send(vault("setSwarm", "0x" + "00" * 20), world.deployer)
+    world.send(vault("setSwarm", stranger.address), world.deployer)
     with refused("SwarmAlreadySet"):
-        world.send(vault.functions.setSwarm(stranger.address), world.deployer)
+        world.send(vault("setSwarm", stranger.address), world.deployer)
 
 
 def vault_params(**changes: Any) -> tuple[Any, ...]:
@@ -139,7 +138,6 @@ def vault_params(**changes: Any) -> tuple[Any, ...]:
 
 def test_a_vault_is_not_born_with_senseless_parameters(world: Any) -> None:
     token, nobody = world.contracts.addresses.token, "0x" + "00" * 20
-    factory = world.web3.eth.contract(abi=artifact("StakeVault")["abi"], bytecode=artifact("StakeVault")["bytecode"])
     for args, name in (
         ((token, vault_params(burn=10_001)), "BadShare"),
         ((token, vault_params(arbiter=vault_params()[2])), "ArbiterIsTreasury"),
@@ -152,7 +150,7 @@ def test_a_vault_is_not_born_with_senseless_parameters(world: Any) -> None:
         ((token, vault_params(arbiter=nobody)), "ZeroAddress"),
     ):
         with pytest.raises(EndpointRefused) as caught:
-            factory.constructor(*args).estimate_gas({"from": world.deployer.address})
+            world.web3.eth.estimate_gas({**creation("StakeVault", *args).fields(), "from": world.deployer.address})
         revert = parse_revert(bytes.fromhex(str(caught.value.data)[2:]))
         assert revert is not None and revert.name == name
 

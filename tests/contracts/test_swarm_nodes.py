@@ -24,7 +24,7 @@ def test_a_provider_registers_a_node_that_consents(world: Any) -> None:
     info = world.contracts.node_info(node.address)
     assert (info.provider, info.units, info.nonce) == (provider.address, 3, 1)
     assert world.contracts.required_stake(provider.address) == 160 * TOKEN
-    assert world.contracts.swarm.functions.requiredStake(provider.address).call() == 160 * TOKEN
+    assert world.contracts.view("swarm", "requiredStake", provider.address) == 160 * TOKEN
 
 
 def test_a_node_is_not_its_own_provider(world: Any, refused: Any) -> None:

@@ -95,7 +95,7 @@ def test_verdicts_count_only_for_their_own_commitment_reason_and_outcome(world: 
 
 def test_the_contract_checks_signatures_over_the_works_name(world: Any, pool: Any) -> None:
     c = pool.commitment()
-    separator = world.contracts.swarm.functions.domainSeparator().call()
+    separator = world.contracts.view("swarm", "domainSeparator")
     pool.slash(c, world.person(), signature=pool.node.sign_hash(keccak(b"\x19\x01" + separator + work_id(c))))
     assert world.contracts.member(pool.id, pool.node.address).evicted
 

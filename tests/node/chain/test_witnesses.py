@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import trio
 
-from contracts.bindings import Contracts, Joined, _view_forms
+from contracts.bindings import Contracts, Joined, function_forms
 from node.chain import connection
 from node.chain.client import ChainClient
 from node.chain.errors import ChainError, EndpointsDisagree, Reverted, TransactionUnconfirmed
@@ -57,7 +57,9 @@ def lie_about(meddler: Any, view: str, word: int, lie: int) -> None:
 
 
 VIEWS = {
-    form.selector.hex(): name for contract in Contracts.SLOTS.values() for name, form in _view_forms(contract).items()
+    form.selector.hex(): name
+    for contract in Contracts.SLOTS.values()
+    for name, form in function_forms(contract).items()
 }
 Asked = Callable[[ChainClient, Any], Any]
 DECIDING: dict[str, tuple[str, int, Asked]] = {

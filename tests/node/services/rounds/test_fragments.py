@@ -27,6 +27,7 @@ from tests.node.services.rounds.test_rounds import (  # noqa: F401 - fixtures
     nothing,
     stopped_over_rounds,
     until,
+    until_beats_say,
     with_anothers_moments,
     withheld,
     without_threads,
@@ -54,10 +55,7 @@ async def test_replicas_stay_equal_while_peers_are_a_round_ahead_and_one_that_mi
 
     async def story(nursery: trio.Nursery) -> None:
         await until(lambda: steady.rounds.newest == 4)
-        judges = [key.address for key in town.judges]
-        table = steady.context.membership.table
-        # A newcomer goes by the validators' heartbeats, and those of the moment before still say round 3.
-        await until(lambda: all((at := table.get(one)) and at.beat and at.beat.policy_step >= 4 for one in judges))
+        await until_beats_say(steady, 4)
         late.append(town.add(5))
         nursery.start_soon(late[0].live)
 

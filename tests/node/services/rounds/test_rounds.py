@@ -269,6 +269,12 @@ async def until(true: Callable[[], bool]) -> None:
         await trio.sleep(0.25)
 
 
+async def until_beats_say(node: Node, round_: int) -> None:
+    """A newcomer goes by the validators' heartbeats, and those of the moment before still say the round before."""
+    get, judges = node.context.membership.table.get, [key.address for key in node.town.judges]
+    await until(lambda: all((at := get(one)) and at.beat and at.beat.policy_step >= round_ for one in judges))
+
+
 async def test_replicas_stay_equal_while_peers_die_join_lag_and_rest(tmp_path: Path, autojump_clock: Any) -> None:
     town = Town(tmp_path, validators=2, steps=4)
     owner, victim, guest, slow = (
@@ -361,7 +367,7 @@ async def test_what_no_member_hands_over_is_asked_for_again_and_a_lost_state_giv
         await until(lambda: steady.rounds.newest >= 3)
         assert steady.rounds.before and steady.rounds.outer
         town.blobs.missing |= {steady.rounds.before.state, steady.rounds.outer.state}
-        await trio.sleep(2)  # heartbeats say by then which round it is
+        await until_beats_say(steady, 3)
         late.append(town.add(5))
         monkeypatch.setattr(late[0].context.progress, "trouble", told.append)
         nursery.start_soon(late[0].live)
