@@ -17,7 +17,7 @@ PACKAGES = ("protocol", "contracts", "node", "cli")
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("protocol",),
     ("contracts",),
-    ("node.changes", "node.looked"),
+    ("node.changes", "node.later", "node.looked"),
     (
         "node",
         "node.addresses",

@@ -19,7 +19,6 @@ from starlette.routing import BaseRoute, Route
 
 from node.config import NodeConfig, api_socket_path
 from node.errors import StateError
-from node.metrics.prometheus import render
 from node.state.files import own_directory
 from node.status_schema import DaemonStatus
 from node.web.host import HttpHost, bind_path
@@ -123,11 +122,19 @@ def _answers(path: Path) -> bool:
         return True
 
 
+def _rendered(figures: dict[str, Any]) -> str:
+    """In a thread: the library is imported for whoever asks first, and mostly nobody does."""
+    from node.metrics.prometheus import render
+
+    return render(figures)
+
+
 def metrics_routes(told: Figures) -> list[Route]:
     """told: what /status says."""
 
     async def metrics(_: Request) -> Response:
-        return PlainTextResponse(render(told()), media_type="text/plain; version=0.0.4")
+        text = await trio.to_thread.run_sync(_rendered, told())
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def livez(_: Request) -> Response:
         return PlainTextResponse("ok\n")

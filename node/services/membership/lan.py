@@ -6,13 +6,11 @@ any other; the handshake settles who is there.
 
 import secrets
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import trio
-from zeroconf import Error as ZeroconfError
-from zeroconf import ServiceBrowser, ServiceInfo, ServiceStateChange, Zeroconf
 
 from node.addresses import IpAddress, is_public, may_call
 from node.changes import every
@@ -21,6 +19,10 @@ from node.network.contacts import CIRCUIT, MAX_CONTACT, MAX_CONTACTS_EACH, ip_of
 from node.network.errors import BadContact
 from node.services.base import Service
 from protocol.identity import Address
+
+if TYPE_CHECKING:
+    # In its threads alone, and where there are neighbours: thirty modules.
+    from zeroconf import ServiceInfo, ServiceStateChange, Zeroconf
 
 log = structlog.get_logger()
 SERVICE = "_p2p._udp.local."
@@ -32,7 +34,7 @@ MAX_HEARD = 64
 @asynccontextmanager
 async def neighbourhood(contacts: Sequence[str]) -> AsyncIterator[trio.MemoryReceiveChannel[str]]:
     """Announce own contacts, direct ones, as long as the block lasts; what others announce comes through the channel,
-    as they wrote it. Raises OSError, ZeroconfError where the network cannot do multicast."""
+    as they wrote it. Raises OSError where the network cannot do multicast."""
     send, heard = trio.open_memory_channel[str](MAX_HEARD)
     ear = _Ear(send, trio.lowlevel.current_trio_token())
     opened = await trio.to_thread.run_sync(_open, list(contacts), ear)
@@ -41,7 +43,7 @@ async def neighbourhood(contacts: Sequence[str]) -> AsyncIterator[trio.MemoryRec
     finally:
         # The library says good-bye to its neighbours; a cancel would leave its thread and sockets.
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(opened.close)
+            await trio.to_thread.run_sync(_close, opened)
 
 
 class _Ear:
@@ -51,7 +53,9 @@ class _Ear:
         self._send = send
         self._token = token
 
-    def __call__(self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange) -> None:
+    def __call__(self, zeroconf: "Zeroconf", service_type: str, name: str, state_change: "ServiceStateChange") -> None:
+        from zeroconf import ServiceInfo, ServiceStateChange
+
         if state_change is ServiceStateChange.Removed:
             return
         info = ServiceInfo(service_type, name)
@@ -72,7 +76,21 @@ class _Ear:
             log.debug("lan.dropped")
 
 
-def _open(contacts: list[str], ear: _Ear) -> Zeroconf:
+@contextmanager
+def _library() -> Iterator[None]:
+    """Its errors are the network's: on a busy machine its thread comes too late."""
+    from zeroconf import Error as ZeroconfError
+
+    try:
+        yield
+    except ZeroconfError as error:
+        raise OSError(repr(error)) from error
+
+
+@_library()
+def _open(contacts: list[str], ear: _Ear) -> "Zeroconf":
+    from zeroconf import ServiceBrowser, Zeroconf
+
     hosts = sorted({str(ip) for contact in contacts if (ip := ip_of(contact)) is not None})
     zeroconf = Zeroconf(interfaces=hosts)
     try:
@@ -84,8 +102,15 @@ def _open(contacts: list[str], ear: _Ear) -> Zeroconf:
     return zeroconf
 
 
-def service_of(contact: str) -> ServiceInfo:
+@_library()
+def _close(zeroconf: "Zeroconf") -> None:
+    zeroconf.close()
+
+
+def service_of(contact: str) -> "ServiceInfo":
     """What is announced. contact: host, port and peer id, by number."""
+    from zeroconf import ServiceInfo
+
     place = place_of(contact.partition("/p2p/")[0])
     if place is None:
         raise ValueError(f"{contact} names no host by number")
@@ -134,7 +159,7 @@ class Lan(Service):
         try:
             if own := self._own():
                 await self._listen(own)
-        except (OSError, ZeroconfError) as error:  # the library's own: on a busy machine its thread comes too late
+        except OSError as error:
             log.info("lan.no_multicast", why=repr(error))
 
     def status(self) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import trio
-from zeroconf import EventLoopBlocked
+import zeroconf
 
 from node.network.contacts import MAX_CONTACTS_EACH
-from node.services.membership.lan import MAX_HEARD, Lan, _Ear, contacts_in, neighbourhood, service_of
+from node.services.membership.lan import MAX_HEARD, Lan, _Ear, _open, contacts_in, neighbourhood, service_of
 from node.swarm.membership import Membership
 from protocol.identity import NodeKey
 
@@ -106,12 +106,22 @@ async def test_a_library_that_a_busy_machine_holds_up_is_tried_again_later(
 
     def too_late(contacts: list[str]) -> Any:
         tries.append(trio.current_time())
-        raise EventLoopBlocked
+        raise OSError("its thread comes too late")
 
     monkeypatch.setattr("node.services.membership.lan.neighbourhood", too_late)
     with trio.move_on_after(AGAIN + 1):
         await heard.run()
     assert len(tries) == 2
+
+
+def test_an_error_of_the_library_is_one_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_late(self: Any, **_: Any) -> None:
+        raise zeroconf.EventLoopBlocked
+
+    monkeypatch.setattr(zeroconf.Zeroconf, "__init__", too_late)
+    ear: Any = None
+    with pytest.raises(OSError, match="EventLoopBlocked"):
+        _open([at("127.0.0.1")], ear)
 
 
 async def test_what_one_announces_is_heard_on_the_same_network() -> None:
