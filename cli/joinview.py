@@ -128,20 +128,19 @@ class JoinView(_View):
 
     def look(self, progress: "ProgressRecord") -> None:
         """Show what is new."""
-        phase = progress.phase
         for event in progress.since(self._told):
             self._screen.line(line_of(event))
         self._told = progress.told
         if self._live:
             self._tell_finished(progress)
-        elif phase.name != self._phase:
-            self._screen.line(Text.assemble(_clock(), f"  {phase.name}: ", clean(phase.text, LONGEST)))
-        self._phase = phase.name
-        if phase.name == "working" and not self._announced:
+        elif progress.name != self._phase:  # what it is about is asked of all services: only for whom it is shown
+            self._screen.line(Text.assemble(_clock(), f"  {progress.name}: ", clean(progress.phase.text, LONGEST)))
+        self._phase = progress.name
+        if progress.name == "working" and not self._announced:
             self._announce(progress)
         if self._live:
             self._turn += 1
-            self._screen.status(status_of(phase, SPINNER[self._turn % len(SPINNER)]))
+            self._screen.status(status_of(progress.phase, SPINNER[self._turn % len(SPINNER)]))
 
     def _tell_finished(self, progress: "ProgressRecord") -> None:
         for phase in progress.phases[self._over :]:
@@ -162,13 +161,13 @@ class JoinJsonView(_View):
 
     def look(self, progress: "ProgressRecord") -> None:
         """Print what is new."""
-        phase = progress.phase
         for event in progress.since(self._told):
             self._print({"event": event.name, "text": event.text, "at": event.at})
         self._told = progress.told
-        if phase.name != self._phase:
-            self._print({"phase": phase.name, "text": phase.text, "seconds": round(progress.age, 2)})
-        self._phase = phase.name
+        if progress.name != self._phase:
+            text = progress.phase.text
+            self._print({"phase": progress.name, "text": text, "seconds": round(progress.age, 2)})
+        self._phase = progress.name
 
     def _print(self, value: dict[str, Any]) -> None:
         self._screen.line(Text(msgspec.json.encode({"schema_version": SCHEMA_VERSION, **value}).decode()))

@@ -230,7 +230,7 @@ def make_view(*, live: bool, errors: bool) -> "DemoView":
     def write(line: str) -> None:
         print(line, file=stream, flush=True)
 
-    return PlainView(write)
+    return PlainView(write, asks=5.0)  # as often as there is a line
 
 
 def say_goodbye(summary: dict[str, Any], directory: Path, *, to_errors: bool) -> None:

@@ -31,7 +31,6 @@ from protocol.checks import OBJECTIVE
 from protocol.errors import IntellectError
 
 ROOT = Path(__file__).resolve().parents[2]
-ASK_SECONDS = 2.0  # seconds between questions to a daemon, each of which costs it ten milliseconds
 CHURN_POLL = 0.1
 
 
@@ -115,7 +114,7 @@ async def _perform(
             if options.page:
                 nursery.start_soon(_tell_of_page, options.page, view)
             for one in participants:
-                nursery.start_soon(_listen, one, scene, tracker)
+                nursery.start_soon(_listen, one, scene, tracker, view.asks)
             await _watch_training(now, view)
             last = now("done")
             view.show(last)
@@ -246,16 +245,16 @@ async def _tell_of_page(place: str, view: DemoView) -> None:
             async with await trio.open_tcp_stream(host, int(port)):
                 return view.say(f"see it in a browser: http://{place}/")
         except OSError:
-            await trio.sleep(ASK_SECONDS)
+            await trio.sleep(view.asks)
 
 
-async def _listen(one: DemoMember, scene: Scene, tracker: Tracker) -> None:
+async def _listen(one: DemoMember, scene: Scene, tracker: Tracker, every: float) -> None:
     """Ask one daemon for its status, over and over."""
     while True:
         status = await _status_of(one, scene)
         if status is not None:
             tracker.absorb(one.name, status)
-        await trio.sleep(ASK_SECONDS)
+        await trio.sleep(every)
 
 
 async def _watch_training(now: Callable[[str], Snapshot], view: DemoView) -> None:

@@ -54,7 +54,10 @@ _NARROW = ("node", "state", "step", "tokens/s", "accepted", "rejected")
 
 
 class DemoView(Protocol):
-    """Where the demo shows itself."""
+    """Where the demo shows itself. asks: seconds between two questions to a daemon, each of which costs it ten
+    milliseconds."""
+
+    asks: float = 2.0
 
     def __enter__(self) -> "DemoView": ...
     def __exit__(self, *problem: object) -> None: ...
@@ -70,7 +73,8 @@ class DemoView(Protocol):
 class LiveView:
     """Redraws one picture in place."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, asks: float = 2.0) -> None:
+        self.asks = asks
         self._console = console
         self._live = Live(console=console, refresh_per_second=4, transient=False, auto_refresh=False)
         self._started = False
@@ -95,7 +99,8 @@ class LiveView:
 class PlainView:
     """A line now and then, for logs and pipes."""
 
-    def __init__(self, write: Callable[[str], None], *, every: float = 5.0) -> None:
+    def __init__(self, write: Callable[[str], None], *, every: float = 5.0, asks: float = 2.0) -> None:
+        self.asks = asks
         self._write = write
         self._every = every
         self._last = float("-inf")

@@ -19,7 +19,7 @@ Knows libp2p's internals; knows nothing of members or blobs.
 import errno
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, cast
 
@@ -27,6 +27,7 @@ import structlog
 import trio
 from libp2p.abc import IMuxedConn, INetConn, INetStream, IRawConnection, ISecureConn
 from libp2p.connection_types import ConnectionType
+from libp2p.custom_types import TProtocol
 from libp2p.io.abc import ReadWriteCloser
 from libp2p.io.trio import TrioTCPStream
 from libp2p.metrics.swarm import SwarmEvent
@@ -234,12 +235,17 @@ class HardTcp(TCP):
 
 
 class HardMuxer(MuxerMultistream):
-    """Offers yamux alone, and our own."""
+    """Offers yamux alone, and our own. on_bulk: told of each piece that a connection sends."""
+
+    def __init__(self, muxers: Mapping[TProtocol, type[IMuxedConn]], on_bulk: Callable[[], object]) -> None:
+        super().__init__(muxers)
+        self._on_bulk = on_bulk
 
     async def new_conn(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
         protocol, _ = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
 
-        return self._annotate_connection(YamuxSession(cast(NoiseSession, conn), peer_id), conn, protocol)
+        session = YamuxSession(cast(NoiseSession, conn), peer_id, on_bulk=self._on_bulk)
+        return self._annotate_connection(session, conn, protocol)
 
 
 class _NoAutoConnector(AutoConnector):

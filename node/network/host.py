@@ -5,9 +5,11 @@ Puts the parts together: who is connected is known to `links`, requests to `requ
 """
 
 from collections.abc import Mapping, Sequence, Set
+from weakref import WeakKeyDictionary
 
 import structlog
 import trio
+from libp2p.abc import IListener
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
@@ -75,6 +77,8 @@ class Libp2pNetwork:
         self._requests = Requests(self._links, self._tally)
         self._lanes = Lanes(self._links, self._requests)
         self._seen_at: str | None = None
+        self._bound: WeakKeyDictionary[IListener, tuple[str, ...]] = WeakKeyDictionary()
+        """What each listener listens on: asked of it once, for a heartbeat and each look at the status ask here."""
         self._punching = Punching(
             lambda: self._seen_at, known.is_member, known.address_of, private=private, waits=punch_waits
         )
@@ -131,8 +135,11 @@ class Libp2pNetwork:
         """Where this node listens, a wildcard replaced by the interface's address; empty unless running."""
         if not self._links.up:
             return ()
-        found = (address for each in self._swarm.listeners.values() for address in each.get_addrs())
-        return tuple(reachable(str(address)) for address in found)
+        for each in self._swarm.listeners.values():
+            if not self._bound.get(each):
+                self._bound[each] = tuple(map(str, each.get_addrs()))
+        found = (address for each in self._swarm.listeners.values() for address in self._bound[each])
+        return tuple(map(reachable, found))
 
     def set_contact(self, member: Address, told: Multiaddrs | None) -> None:
         self._links.redialer.place(member, told)

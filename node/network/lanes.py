@@ -16,7 +16,7 @@ from libp2p.abc import INetConn
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
-from node.changes import every
+from node.changes import seen
 from node.network.errors import NetworkError
 from node.network.interface import TcpPath
 from node.network.links import MAX_LANES, Links, close_quietly, session_of
@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 PROTOCOL = "/intellect-node/lanes/1"
 LOOK_SECONDS = 0.1
-"""Between two looks at the paths, while something goes by them in bulk and while nothing does."""
+"""Between two looks at the paths, while something goes by them in bulk."""
 
 
 class PathWatch:
@@ -111,20 +111,23 @@ class Lanes:
 
     async def run(self) -> None:
         """Look at the paths until cancelled."""
-        idle_look_seconds = 0.5  # seconds while nothing goes by the paths in bulk
+        # Seconds until the next look while nothing goes by the paths in bulk: lanes that nobody uses are to be closed.
+        idle_look_seconds = 5.0
         async with trio.open_nursery() as self._nursery:
-            busy: list[ID] = []
+            while True:
+                # The first piece rings: no path is looked at by which nothing goes.
+                await self._links.sends_bulk.wait(idle_look_seconds if self._opened else math.inf)
+                await seen(self._is_quiet, LOOK_SECONDS)
 
-            async def look() -> None:
-                nonlocal busy
-                now, direct = trio.current_time(), self._links.direct()
-                busy = [peer for peer, connections in direct.items() if self._sends_bulk(connections, now)]
-                for peer in busy:
-                    self._look(peer, direct[peer], now)
-                self._forget(direct)
-                await self._close_idle(now)
-
-            await every(lambda: LOOK_SECONDS if busy else idle_look_seconds, look, at_once=False)
+    async def _is_quiet(self) -> bool:
+        """Look at the paths; whether nothing goes by them in bulk."""
+        now, direct = trio.current_time(), self._links.direct()
+        busy = [peer for peer, connections in direct.items() if self._sends_bulk(connections, now)]
+        for peer in busy:
+            self._look(peer, direct[peer], now)
+        self._forget(direct)
+        await self._close_idle(now)
+        return not busy
 
     def paths(self) -> dict[Address, TcpPath]:
         """What the system says of the direct connections with each peer."""
@@ -146,7 +149,7 @@ class Lanes:
         """Now, or a moment ago: a connection that waits to send a lost segment again takes nothing meanwhile."""
         sends = False
         for session in map(session_of, connections):
-            said, since = self._bulk.get(session, (session.bulk, float("-inf")))
+            said, since = self._bulk.get(session, (0, float("-inf")))
             if session.bulk != said:
                 since = now
             self._bulk[session] = (session.bulk, since)

@@ -14,6 +14,7 @@ from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
 from node.bounded_dict import BoundedDict
+from node.changes import Bell
 from node.network import yamux
 from node.network.circuit.circuits import Circuits
 from node.network.circuit.ends import is_direct
@@ -50,6 +51,8 @@ class Links:
         self.known = KnownPeers(self.redialer.knows)
         self._strangers: dict[INetConn, ID] = {}
         self._nursery: trio.Nursery | None = None
+        self.sends_bulk = Bell()
+        """Rung with each piece that is sent."""
 
     def attach(self, host: BasicHost, swarm: HardSwarm, circuits: Circuits) -> None:
         """Be part of a host, before it runs."""

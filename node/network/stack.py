@@ -48,7 +48,7 @@ class Stack:
         # A new static key at each start: it is signed by the node's key, and a stolen one is worth nothing after.
         noise = LeanNoise(keys, noise_privkey=create_noise_key_pair().private_key)
         upgrader = TransportUpgrader({TProtocol(str(NOISE)): noise}, {})
-        upgrader.muxer_multistream = HardMuxer({TProtocol(YAMUX): yamux.YamuxSession})
+        upgrader.muxer_multistream = HardMuxer({TProtocol(YAMUX): yamux.YamuxSession}, links.sends_bulk.ring)
         # Half of the files that may be open: blobs, the journal and children need the others.
         most = min(MAX_CONNECTIONS, open_files() // 2)
         self.swarm = HardSwarm(

@@ -340,7 +340,8 @@ def stream_below(stream: INetStream) -> YamuxStream:
 
 class YamuxSession(IMuxedConn):
     """All streams of one connection. `start` runs it; `heard_at`: when data last arrived, on trio's clock; `bulk`:
-    bytes of pieces that were sent. frames: of one connection that are read, per second and in a burst."""
+    bytes of pieces that were sent, and on_bulk: told of each. frames: of one connection that are read, per second and
+    in a burst."""
 
     def __init__(
         self,
@@ -349,8 +350,10 @@ class YamuxSession(IMuxedConn):
         on_close: Callable[[], Awaitable[None]] | None = None,
         *,
         frames: tuple[float, float] = (1000.0, 2000.0),
+        on_bulk: Callable[[], object] = bool,
     ) -> None:
         self.secured_conn = conn
+        self._on_bulk = on_bulk
         self._out = Outlet(prompt(conn), LinePace(BODY_BYTES, MAX_WRITE), self._end)
         self.pace = self._out.pace
         self.peer_id = peer_id
@@ -424,7 +427,9 @@ class YamuxSession(IMuxedConn):
     async def send_data(self, number: int, head: bytes, data: memoryview, *, bulk: bool = False) -> None:
         """`head` and `data` in as many frames as they take. Raises MuxedStreamReset if the connection is gone."""
         self.frames.charge(-(len(head) + len(data)) / FRAME_BYTES)
-        self.bulk += bulk * len(data)
+        if bulk:
+            self.bulk += len(data)
+            self._on_bulk()
         if not await self._out.write(b"".join(_frames(number, head, data)), bulk=bulk):
             raise MuxedStreamReset("the connection is gone")
 

@@ -13,7 +13,7 @@ import trio
 
 from node.blobs.errors import StoreFull
 from node.blobs.store import BlobStore
-from node.changes import every
+from node.changes import Changes
 from node.services.base import Service
 from node.services.context import Context
 from node.services.workplace import Workplace
@@ -40,12 +40,13 @@ class _Written(msgspec.Struct, frozen=True):
 
 
 class CheckpointServer(Service):
-    """workshop: a directory of its own on the store's disk."""
+    """watch: tells what is new in the spool, and of policies; workshop: a directory of its own on the store's disk."""
 
     name = "checkpoint-server"
 
-    def __init__(self, context: Context, store: BlobStore, spool: Spool, workshop: Path) -> None:
+    def __init__(self, context: Context, store: BlobStore, spool: Spool, workshop: Path, watch: Changes) -> None:
         self._context = context
+        self._watch = watch
         self._store = store
         self._spool = spool
         self._workshop = workshop
@@ -59,11 +60,15 @@ class CheckpointServer(Service):
     @classmethod
     async def open(cls, place: Workplace) -> Self:
         spool = Spool(place.directory / "spool")
-        return cls(place.context, place.store, spool, place.directory / "weights" / "offering")
+        return cls(place.context, place.store, spool, place.directory / "weights" / "offering", place.watch)
 
     async def run(self) -> None:
-        # Seconds between two looks at what the learner wrote: another process, which tells nobody.
-        await every(1.0, self.tick)
+        while True:
+            # Before it is looked: what comes meanwhile is not missed.
+            told = self._watch.next
+            await self.tick()
+            await told.wait()
+            await trio.sleep(1.0)  # a step is told of several times: seconds in which the rest of it comes
 
     async def tick(self) -> None:
         """Offer what is new, and let go what the learner has deleted."""

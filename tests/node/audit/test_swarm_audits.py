@@ -20,6 +20,7 @@ from node.audit.findings import Audit, AuditFinding, Says
 from node.audit.order import ORDER, RESULT, AuditRuling, StepOrder, ruling
 from node.blobs.errors import BlobUnavailable
 from node.blobs.store import BlobStore
+from node.changes import Changes
 from node.run.assets import Run
 from node.services.auditing import step_auditor
 from node.services.auditing.step_auditor import StepAuditor, _Wanted
@@ -105,7 +106,9 @@ class Bench:
         for number, (seat, lots) in enumerate(zip(self.seats, self.lots, strict=True)):
             replaying = StepReplay(seat.context, desk.directory / f"audit-{number}", starter or InThread(), patience)
             self.audits.append(StepAuditor(seat.context, lots, replaying))
-        self.showing = CheckpointServer(self.trainer.context, self.store, desk.spool, desk.directory / "offering")
+        self.showing = CheckpointServer(
+            self.trainer.context, self.store, desk.spool, desk.directory / "offering", Changes()
+        )
 
     def _lots(self, seat: Seat, share: float) -> OwnLots:
         lots = OwnLots(seat.context, steps=share)

@@ -31,8 +31,8 @@ def paced(*frames: float) -> type[YamuxSession]:
     """Sessions that read so many frames, per second and at once."""
 
     class Paced(YamuxSession):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given, frames=frames)
+        def __init__(self, *given: Any, **told: Any) -> None:
+            super().__init__(*given, **told, frames=frames)
 
     return Paced
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from node.blobs.store import BlobStore
+from node.changes import Changes
 from node.services import checkpoint_server
 from node.services.checkpoint_server import CheckpointServer
 from node.swarm.terms import LeaderTerms
@@ -46,7 +47,7 @@ class Place:
             clock=SimpleNamespace(monotonic=lambda: self.now),
             progress=SimpleNamespace(trouble=self.troubles.append),
         )
-        self.showing = CheckpointServer(context, self.store, self.spool, directory / "offering")  # type: ignore[arg-type]
+        self.showing = CheckpointServer(context, self.store, self.spool, directory / "offering", Changes())  # type: ignore[arg-type]
 
     async def post(self, message: CheckpointOffered) -> None:
         self.said.append(message)

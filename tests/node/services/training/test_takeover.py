@@ -331,7 +331,7 @@ class Desk:
         self._groups = pool.groups
         self.freed: set[bytes] = set()
         groups.ready.add(pool.groups)
-        self.showing = CheckpointServer(context, pool.store, self.spool, folder / "offering")
+        self.showing = CheckpointServer(context, pool.store, self.spool, folder / "offering", watch)
         self.made: dict[int, bytes] = {}
         context.policy_cache = SimpleNamespace(put=lambda held: None)  # type: ignore[assignment]
 
