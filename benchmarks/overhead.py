@@ -8,8 +8,9 @@ requests to other nodes, questions to the chain, readings of rollout files. Coun
 learner and evaluator are stopped (SIGSTOP) for a while: what daemons take meanwhile is theirs *per second*, and what is
 left of the time before is theirs *per step*. A step of 0.54 s has both. The desk is `intellect-node train` with the
 demo's run file and start model: all its processes together. Counts are nearly the same however loaded the machine is;
-times are not, so versions are compared by turns. --run takes the run.toml of an earlier demo's directory: its start
-model need not be taught again.
+times are not, so versions are compared by turns. What each process has in memory for itself is told at steps 40, 120
+and 200, where a run is so long: what grows from the second to the third is kept. --run takes the run.toml of an earlier
+demo's directory: its start model need not be taught again.
 """
 
 import json
@@ -37,6 +38,8 @@ FIRST = 4
 BEHIND = 4
 """And so many that are left when its processes are stopped: a learner that is done has ended."""
 SETTLES = 2.0
+MARKS = (40, 120, 200)
+"""Steps at which the memory of all processes is told."""
 LOOK_SECONDS = 0.1
 USUAL = 0.54
 """Seconds of a demo's step where nothing else computes."""
@@ -121,6 +124,19 @@ def private_mb(pid: int) -> float:
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
 
 
+def memory_of(demo: Demo, pids: Mapping[str, int]) -> dict[str, dict[str, float]]:
+    """Private MB of each daemon, and of what computes for it, the largest first, as far as they live."""
+    found: dict[str, dict[str, float]] = {name: {} for name in pids}
+    for process, owner in _owned(demo.process.pid, pids):
+        with suppress(OSError):
+            if owner:
+                kind = "daemon" if process.pid == pids[owner] else f"child {process.pid}"
+                found[owner][kind] = round(private_mb(process.pid), 1)
+    return {
+        name: dict(sorted(row.items(), key=lambda one: (one[0] != "daemon", -one[1]))) for name, row in found.items()
+    }
+
+
 @contextmanager
 def stopped(processes: Sequence[psutil.Process]) -> Iterator[None]:
     """Engines and learners; one that has ended meanwhile is none any more."""
@@ -143,11 +159,14 @@ def swarm(steps: int, still: float, run: Path | None, place: Path) -> dict[str, 
         pids = demo.until(lambda: _pids(demo))
         demo.until(lambda: newest(demo) >= FIRST)
         first, memory = Look.at_daemons(demo, counts, pids), list[float]()
+        marked: dict[int, dict[str, dict[str, float]]] = {}
         tell(f"step {first.step}: counted from here")
         while newest(demo) < steps:
             demo.check()
             time.sleep(max(LOOK_SECONDS, still / 20))
             memory.append(private_mb(pids["trainer"]))
+            for mark in [one for one in MARKS if one <= newest(demo) and one not in marked]:
+                marked[mark] = memory_of(demo, pids)
         last = Look.at_daemons(demo, counts, pids)
         tell(f"step {last.step}: stopped for {still:g} s")
         computing = [one for one, owner in _owned(demo.process.pid, pids) if owner and one.pid != pids[owner]]
@@ -162,6 +181,7 @@ def swarm(steps: int, still: float, run: Path | None, place: Path) -> dict[str, 
         half = memory[len(memory) // 2 :]
         each = (half[-1] - half[0]) / max(took.step / 2, 1) if half else 0.0
         found["trainer"] |= {"private MB": round(memory[-1], 1), "MB a step": round(each, 3)}
+        found["private MB at step"] = marked
         found["modules"] = {name: count["modules"] for name, count in last.counts.items()}
         tell("the swarm is done with")
     return found
@@ -286,6 +306,10 @@ def print_table(found: Mapping[str, Any]) -> None:
     for part in ("ms", "a step of 0.54 s", "a second, idle", "trainer", "modules", "desk"):
         if part in found:
             print(f"{part}: " + ", ".join(f"{what} {number}" for what, number in found[part].items()))
+    for step, rows in found["private MB at step"].items():
+        print(f"private MB at step {step}:")
+        for name, row in rows.items():
+            print(f"  {name:12}" + ", ".join(f"{kind} {number}" for kind, number in row.items()))
     for part in ("kinds", "jobs of", "fsyncs of", *A_SECOND):
         print(f"{part} ({'a second' if part in A_SECOND else 'a step'}):")
         for what, number in list(found[part].items())[:24]:

@@ -13,7 +13,7 @@ import trio
 
 from node.blobs.errors import StoreFull
 from node.blobs.store import BlobStore
-from node.changes import Changes
+from node.changes import Changes, every
 from node.services.base import Service
 from node.services.context import Context
 from node.services.workplace import Workplace
@@ -63,12 +63,13 @@ class CheckpointServer(Service):
         return cls(place.context, place.store, spool, place.directory / "weights" / "offering", place.watch)
 
     async def run(self) -> None:
-        while True:
+        async def look() -> None:
             # Before it is looked: what comes meanwhile is not missed.
             told = self._watch.next
             await self.tick()
             await told.wait()
-            await trio.sleep(1.0)  # a step is told of several times: seconds in which the rest of it comes
+
+        await every(1.0, look)  # a step is told of several times: seconds in which the rest of it comes
 
     async def tick(self) -> None:
         """Offer what is new, and let go what the learner has deleted."""
