@@ -167,6 +167,7 @@ def swarm(steps: int, still: float, run: Path | None, place: Path) -> dict[str, 
             memory.append(private_mb(pids["trainer"]))
             for mark in [one for one in MARKS if one <= newest(demo) and one not in marked]:
                 marked[mark] = memory_of(demo, pids)
+                tell(f"private MB at step {mark}: {marked[mark]}")
         last = Look.at_daemons(demo, counts, pids)
         tell(f"step {last.step}: stopped for {still:g} s")
         computing = [one for one, owner in _owned(demo.process.pid, pids) if owner and one.pid != pids[owner]]

@@ -29,7 +29,7 @@ from node.chain.witnesses import EndpointRecord, is_future
 from node.state.tables import SchemaForm, open_table, refused, resealed, sealed
 from protocol.errors import IntellectError
 
-HEAD_SECONDS, DEVNET_HEAD_SECONDS = 6.0, 2.0
+HEAD_SECONDS, DEVNET_HEAD_SECONDS = 6.0, 3.0
 """Seconds between two looks at the newest block; the second on a chain of one's own, which nobody pays for by the
 question."""
 KEPT_BLOCKS = 256
