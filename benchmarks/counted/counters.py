@@ -23,7 +23,7 @@ from typing import Any
 
 FOLDER = "COUNTED_IN"
 """The environment variable that names where the files go; without it nothing is counted."""
-SLOT, SLOTS = struct.Struct("<88sq"), 2048
+SLOT, NUMBER, SLOTS = struct.Struct("<88sq"), struct.Struct("<q"), 2048
 LOOKS = 64
 """Turns of the loop between two looks at how many modules are loaded."""
 
@@ -34,14 +34,15 @@ class Counters:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._places: dict[str, int] = {}
+        self._slots: dict[str, list[int]] = {}
+        """Of each name, where its number stands, and the number."""
         self._open()
 
     def _open(self) -> None:
         with (self._folder / str(os.getpid())).open("wb+") as file:
             file.truncate(SLOT.size * SLOTS)
             self._memory = mmap.mmap(file.fileno(), SLOT.size * SLOTS)
-        self._places.clear()
+        self._slots.clear()
 
     def forked(self) -> None:
         self._lock = threading.Lock()  # another thread may have held it
@@ -49,18 +50,26 @@ class Counters:
 
     def add(self, name: str, number: int = 1) -> None:
         with self._lock:
-            place = self._place(name)
-            SLOT.pack_into(self._memory, place, name.encode(), SLOT.unpack_from(self._memory, place)[1] + number)
+            slot = self._slots.get(name) or self._named(name)
+            slot[1] += number
+            NUMBER.pack_into(self._memory, slot[0], slot[1])
 
     def put(self, name: str, number: int) -> None:
         with self._lock:
-            SLOT.pack_into(self._memory, self._place(name), name.encode(), number)
+            slot = self._slots.get(name) or self._named(name)
+            slot[1] = number
+            NUMBER.pack_into(self._memory, slot[0], number)
 
-    def _place(self, name: str) -> int:
-        place = self._places.get(name)
-        if place is None:
-            place = self._places[name] = min(len(self._places), SLOTS - 1) * SLOT.size
-        return place
+    def _named(self, name: str) -> list[int]:
+        """A slot of its own, as long as there are any; names that come later share the last one."""
+        if len(self._slots) >= SLOTS:
+            slot = next(reversed(self._slots.values()))
+        else:
+            place = len(self._slots) * SLOT.size
+            SLOT.pack_into(self._memory, place, name.encode(), 0)
+            slot = [place + SLOT.size - NUMBER.size, 0]
+        self._slots[name] = slot
+        return slot
 
 
 def read(path: Path) -> dict[str, int]:

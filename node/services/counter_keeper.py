@@ -36,7 +36,8 @@ class CounterKeeper(Service):
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tally.keep)
-            await every(5.0, self.tick)  # seconds: what is counted is what has been started again
+            # Seconds: what is counted is what has been started again, and each look asks all services for their status.
+            await every(15.0, self.tick)
 
     def tick(self) -> None:
         """Count what the services say of their children since this daemon began."""
