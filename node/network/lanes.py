@@ -16,7 +16,7 @@ from libp2p.abc import INetConn
 from libp2p.peer.id import ID
 from multiaddr import Multiaddr
 
-from node.changes import seen
+from node.changes import every, seen
 from node.network.errors import NetworkError
 from node.network.interface import TcpPath
 from node.network.links import MAX_LANES, Links, close_quietly, session_of
@@ -64,9 +64,15 @@ class PathWatch:
                 self._fresh, self._quiet = self._fresh + 1, 0.0
         lossy = 0.004  # share of segments that are sent again
         # Looks with new loss, a round trip apart, before lanes are opened. At 5 % and 300 ms there is one in two
-        # seconds. Seconds of a round trip below which no lane is opened: at that loss one connection carries 200 Mbit/s
-        # there, and what is sent again on a loopback is late, for want of a processor, and not lost.
-        return self._fresh >= 2 and self._again > lossy * self._sent and trip >= 0.001
+        # seconds.
+        return self._fresh >= 2 and self._again > lossy * self._sent and not self.is_near
+
+    @property
+    def is_near(self) -> bool:
+        """Whether no lane is opened whatever is lost, by the last look."""
+        # Seconds of a round trip: at that loss one connection carries 200 Mbit/s there, and what is sent again on a
+        # loopback is late, for want of a processor, and not lost.
+        return min((each.least_rtt for each in self._seen), default=0.0) < 0.001
 
     @property
     def step(self) -> int:
@@ -113,21 +119,24 @@ class Lanes:
         """Look at the paths until cancelled."""
         # Seconds until the next look while nothing goes by the paths in bulk: lanes that nobody uses are to be closed.
         idle_look_seconds = 5.0
+
+        async def watch() -> None:
+            # The first piece rings: no path is looked at by which nothing goes.
+            await self._links.sends_bulk.wait(idle_look_seconds if self._opened else math.inf)
+            await seen(self._is_quiet, LOOK_SECONDS)
+
         async with trio.open_nursery() as self._nursery:
-            while True:
-                # The first piece rings: no path is looked at by which nothing goes.
-                await self._links.sends_bulk.wait(idle_look_seconds if self._opened else math.inf)
-                await seen(self._is_quiet, LOOK_SECONDS)
+            await every(1.0, watch)  # seconds between two looks at what goes to near places
 
     async def _is_quiet(self) -> bool:
-        """Look at the paths; whether nothing goes by them in bulk."""
+        """Look at the paths; whether nothing goes in bulk by one that may want a lane."""
         now, direct = trio.current_time(), self._links.direct()
         busy = [peer for peer, connections in direct.items() if self._sends_bulk(connections, now)]
         for peer in busy:
             self._look(peer, direct[peer], now)
         self._forget(direct)
         await self._close_idle(now)
-        return not busy
+        return all(self._watched[peer].is_near for peer in busy)
 
     def paths(self) -> dict[Address, TcpPath]:
         """What the system says of the direct connections with each peer."""
