@@ -78,6 +78,10 @@ class Certifier(Service):
         self._opened = context.clock.monotonic()  # nobody here knows what was accepted before
         self._said_at: dict[int, float] = {}
         """Epoch -> when its roots were said last."""
+        self._all_signed: tuple[int, int] | None = None
+        """The epoch, and how much was certified, when the journal had nothing that no root names."""
+        self._rooted: set[int] | None = None
+        """Epochs with roots of this validator's that no table covers, as the journal had them last."""
         self.certified = 0
         context.state.register.follow(self._wait_for)
         context.state.register.follow_closed(self._close)
@@ -294,11 +298,19 @@ class Certifier(Service):
         covers."""
         time = self._context.time
         pay, earned = self._journal.pay, self._journal.earned
-        waiting = await self._journal.do(pay.unsigned, self._own, self._context.pool, time.epoch())
-        for epoch, works in waiting.items():
-            if self._is_due(epoch):
-                await self._sign(epoch, works[:MOST_NAMED])
+        # The journal is asked when it can have an answer, not at each look.
+        present = time.epoch(), self.certified
+        if present != self._all_signed:
+            waiting = await self._journal.do(pay.unsigned, self._own, self._context.pool, present[0])
+            for epoch, works in waiting.items():
+                if self._is_due(epoch):
+                    await self._sign(epoch, works[:MOST_NAMED])
+                    self._rooted = None
+            self._all_signed = None if waiting else present
+        if self._rooted is not None and not any(map(self._is_due, self._rooted)):
+            return
         own = await self._journal.do(earned.roots_of, self._own)
+        self._rooted = set(own)
         for epoch in [epoch for epoch in own if self._is_due(epoch)]:
             self._said_at[epoch] = self._context.clock.monotonic()
             for raw in own[epoch]:
