@@ -95,14 +95,16 @@ class Later(ModuleType):
         return getattr(_imported(self.__name__), name)
 
 
-_LOCK = threading.RLock()
+_LOCKS: dict[str, threading.RLock] = {}
+"""One for each module of the table: a lock for all would stand against Python's own ones, of which a thread that
+imports another module holds some."""
 _RUNNING: set[str] = set()
 """Modules whose code runs: what asks them for more is itself run by them."""
 
 
 def _imported(name: str) -> ModuleType:
     """The module, after its own code; as before where that runs just now."""
-    with _LOCK:
+    with _LOCKS[name]:
         module = sys.modules[name]
         if isinstance(module, Later) and name not in _RUNNING:
             _RUNNING.add(name)
@@ -130,6 +132,7 @@ class _Loader(Loader):
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self._loader
         names, module.__class__ = LATER[module.__name__], Later
+        _LOCKS.setdefault(module.__name__, threading.RLock())
         for name in names:
             place = {"_place": (module.__name__, name)}
             setattr(module, name, names[name] if isinstance(names, Mapping) else _Name(name, (), place))
