@@ -31,8 +31,10 @@ class LeaderWatch:
             work, newest = state.register.get(id), state.policies.newest_step
             if self._unused[0] != newest:
                 self._unused = newest, set()
-            accepted = work is not None and work.task is None and state.vote_set.state(id) is FileState.ACCEPTED
-            if accepted and len(self._unused[1]) < self._enough:
+            counted = id in self._unused[1] or len(self._unused[1]) >= self._enough
+            if counted or work is None or work.task is not None:
+                continue
+            if state.vote_set.state(id) is FileState.ACCEPTED:
                 self._unused[1].add(id)
 
     def gone(self, term: Term) -> str:

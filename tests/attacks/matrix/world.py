@@ -43,7 +43,7 @@ from node.services.run_progress import RunProgress
 from node.services.usage_tracker import UsageTracker
 from node.swarm import board, step_votes
 from node.swarm import policies as policy_clock
-from node.swarm.facts import PolicyFollowed
+from node.swarm.facts import Equivocation, PolicyFollowed
 from node.swarm.membership import Membership, SlashRecord
 from node.swarm.register import RegisteredWork
 from node.swarm.vote_set import FileState
@@ -109,6 +109,7 @@ from protocol.statements import (
 )
 from protocol.tasks import TaskSpec, decode_task, encode_task, task_id
 from tests.attacks.matrix.remembered import remembering
+from tests.attacks.matrix.steady import DRAWS, SteadyHub, steady
 from tests.attacks.validators.court import (
     GROUPS,
     SIZE,
@@ -119,7 +120,7 @@ from tests.attacks.validators.court import (
     Trouble,
     inline,
 )
-from tests.memory_network import MemoryHub, MemoryNetwork
+from tests.memory_network import MemoryNetwork
 
 POOL, START = 1, 1_800_000_000
 PACE, BEAT = 3.0, 6.0
@@ -415,11 +416,13 @@ class Node:
         self.board.post_raw = told  # type: ignore[method-assign]
 
     async def run(self, nursery: trio.Nursery) -> None:
+        DRAWS.set(self.name)  # for the tasks that begin here
         await nursery.start(self.network.run)
         services: list[Callable[[], Awaitable[None]]] = [
-            self.member.listen, self.jury.run, self.tracing.run, self.ending.run, self.leader_lease.run,
-            self.fetched.run, self._hear_dropped,
+            self.member.listen, self.jury.run, self.tracing.run, self.ending.run, self.fetched.run, self._hear_dropped,
         ]  # fmt: skip
+        if not self.name.startswith("worker"):
+            services.append(self.leader_lease.run)
         for one in (self.validator, self.certifying, self.auditing):
             services += [one.run] if one is not None else []
         for service in services:
@@ -538,7 +541,7 @@ class World:
     def __init__(self, folder: Path, liar: Liar, *, drops: int = 0) -> None:
         self.folder = folder
         self.liar = liar
-        self.hub = MemoryHub(delay=0.01)
+        self.hub = SteadyHub(delay=0.01)
         self.store = Store()
         self.bad: dict[bytes, Fault] = {}
         self.calls: list[tuple[str, str]] = []
@@ -691,7 +694,7 @@ def play(liar: Liar, folder: Path, *, drops: int = 0, seed: int = 0) -> Seen:
     """One run, the same for each seed."""
 
     async def live() -> Seen:
-        with patch.object(trio.to_thread, "run_sync", inline), remembering():
+        with patch.object(trio.to_thread, "run_sync", inline), remembering(), steady():
             return await World(folder, liar, drops=drops).play()
 
     gc.collect()
@@ -893,6 +896,8 @@ def extras(world: World, deviation: str, word: Any, author: str) -> list[Any] | 
 
 # What a run came to: facts about the honest, one probe a line
 
+OWN_WORDS = "its own words"
+
 
 def _each(world: World) -> Iterator[Node]:
     return (node for node in world.nodes.values() if node.name not in world.liar.names)
@@ -917,13 +922,18 @@ def policies(world: World) -> Facts:
 
 
 def forks(world: World) -> Facts:
-    """Terms whose holder is not believed."""
+    """Terms whose holder is not believed, and whether its own words show that."""
     return frozenset(
-        (node.name, name_of(of.holder) if of.number == term else "", "term", term)
+        (node.name, name_of(of.holder) if of.number == term else "", _shown_by(found), term)
         for node in _each(world)
-        for term in node.jury.state.policies.equivocations
+        for term, found in node.jury.state.policies.equivocations.items()
         for of in [next((one for one in node.membership.terms._terms if one.number == term), node.membership.terms.now)]
     )
+
+
+def _shown_by(found: Equivocation) -> str:
+    told = {type(board.parse_envelope(POOL, raw).message) for raw in found.evidence}
+    return OWN_WORDS if told == {PolicyAnnounced} else "verdicts"
 
 
 def states(world: World) -> Facts:
