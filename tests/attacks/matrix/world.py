@@ -25,7 +25,9 @@ from blake3 import blake3
 
 from benchmarks.command import run_seeded
 from node.audit.findings import Audit, AuditFinding, Says
+from node.audit.looks import LookHistory
 from node.audit.order import StepOrder
+from node.blobs.errors import BlobUnavailable
 from node.chain.cases import Case, FileCase
 from node.clock import Clock
 from node.member import BlobService, Participant
@@ -247,11 +249,14 @@ class Door:
         data = self._store.blobs.get(root)
         if data is None or self._own not in self._store.withheld.get(root, frozenset({self._own})):
             await trio.sleep(timeout)
-            raise Trouble("no such blob", "nobody has it", "wait")
+            raise BlobUnavailable(root, "nobody has it")
         if len(data) > max_size:
             raise Trouble("no such blob", f"it has {len(data)} bytes, more than {max_size}", "ask for more")
         await trio.lowlevel.checkpoint()
         return Blob(data)
+
+    def arrived(self, root: bytes) -> int:
+        return 0  # whole or not at all
 
 
 class Court(RecordingJudge):
@@ -366,7 +371,9 @@ class Node:
         self.fetched = Fetched(self.context)
         fetched: Any = self.fetched
         self.context.policy_cache = fetched
-        self.leader_lease = LeaderLease(self.context, chain, candidate if name == "standby" else None, fetched)
+        self.looks = LookHistory(trio.current_time)
+        standby = candidate if name == "standby" else None
+        self.leader_lease = LeaderLease(self.context, chain, standby, fetched, self.looks)
         self.validator: Validator | None = None
         self.certifying: Certifier | None = None
         self.auditing: StepAuditor | None = None
@@ -387,7 +394,7 @@ class Node:
         )
         replaying = TruthfulReplaying(self.context, scratch, Anew())
         replaying.truth = world.history
-        self.auditing = StepAuditor(self.context, lots, replaying, dropped)
+        self.auditing = StepAuditor(self.context, lots, replaying, dropped, self.looks)
 
     async def _hear_dropped(self) -> None:
         async for statement, how in self.dropped:
@@ -436,6 +443,7 @@ class Node:
     def beat(self, count: int) -> Heartbeat:
         pledges = self.validator.own_lots.pledges if self.validator is not None else ()
         role = "validator" if self.validator is not None else self.name.split()[0]
+        said = self.auditing.beat() if self.auditing is not None else {}
         return Heartbeat(
             pool=POOL,
             boot=1,
@@ -444,7 +452,7 @@ class Node:
             role="trainer" if role in ("leader", "standby") else role,
             state="working",
             contact=next(iter(self.network.contacts()), ""),
-            policy_step=self.fetched.step,
+            policy_step=said.get("policy_step", self.fetched.step),
             interval=BEAT,
             lots=pledges,
         )
