@@ -391,6 +391,26 @@ async def test_a_drawn_step_of_which_nothing_comes_speaks_against_who_leads(
         nursery.cancel_scope.cancel()
 
 
+async def test_accusations_keep_no_drawn_step_waiting(trained: Desk, assets: Path) -> None:
+    """Of a step that is drawn late its trainer owes nothing any more."""
+    audit = Bench(trained, assets, [1.0, 1e-4, 1e-4]).audits[0]
+    audit._is_drawn = lambda statement: statement.step >= 30  # type: ignore[method-assign]
+    stated = PolicyStatement(POOL, 0, 1, 0, *(bytes(32) for _ in range(4)))
+
+    def want(step: int) -> None:
+        audit._want(_Wanted(msgspec.structs.replace(stated, step=step), accuser=VALIDATORS[1].address))
+
+    for step in range(1, 19):
+        want(step)
+    assert [one.statement.step for one in audit._wanted] == [*range(1, 17)] and audit.counts["skipped"] == 2
+    want(30)
+    want(31)
+    assert [one.statement.step for one in audit._wanted] == [31, 30, *range(1, 15)]
+    audit._wanted.clear()
+    want(16)
+    assert len(audit._wanted) == 1, "what made room may be wanted again"
+
+
 async def test_one_validator_that_lies_about_a_step_ends_nothing_and_is_heeded_twice(
     trained: Desk, assets: Path
 ) -> None:
