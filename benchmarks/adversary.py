@@ -21,7 +21,7 @@ import sys
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import zip_longest
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -103,13 +103,13 @@ def _by_turns(piles: Iterable[Iterable[Cell]]) -> Iterator[Cell]:
 def examined(waiting: list[Cell], processes: int, until: float) -> Iterator[Ran]:
     """As they come. until: by the monotonic clock, from which on no cell begins."""
     prepare()  # once for all
-    heard, children = list[Connection](), list[int]()
+    heard, children, own = list[Connection](), list[int](), os.getpid()
     for number in range(processes):
         reader, writer = Pipe(duplex=False)
         if not (child := os.fork()):
             status = 1
             try:
-                _examine(waiting[number::processes], writer, until)
+                _examine(waiting[number::processes], writer, lambda: time.monotonic() > until or os.getppid() != own)
                 status = 0
             except Exception:
                 traceback.print_exc()
@@ -129,10 +129,10 @@ def examined(waiting: list[Cell], processes: int, until: float) -> Iterator[Ran]
         raise RuntimeError("a process of cells ended before its time")
 
 
-def _examine(some: list[Cell], writer: Connection, until: float) -> None:
+def _examine(some: list[Cell], writer: Connection, is_over: Callable[[], bool]) -> None:
     with Warmed() as world:
         for cell in some:
-            if time.monotonic() > until:
+            if is_over():
                 return
             cpu, findings = world.examine(cell)
             writer.send_bytes(msgspec.json.encode(Ran(str(cell), round(cpu, 2), tuple(findings))))
