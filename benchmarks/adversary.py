@@ -1,6 +1,7 @@
 """What a liar moves that it may not move: cells of the adversarial matrix, one after the other.
 
-    python -m benchmarks.adversary [--minutes 30] [--resume FILE] [--seed S] [--cells PATTERN] [--quick] [--json FILE]
+    python -m benchmarks.adversary [--minutes 30] [--processes N] [--resume FILE] [--seed S] [--cells PATTERN] [--quick]
+        [--json FILE]
 
 A cell is one liar in a pool of eight whole nodes: who says which message how, how often, when and to whom
 (`tests/attacks/matrix/cells.py`). Its run is compared with the same run without the liar's words. Each finding is a
@@ -9,24 +10,28 @@ line that begins with the cell's name; `--cells NAME` runs that one again alone.
 
 The seed draws the order and is printed. Pools with rounds, pairs of liars and each lie of each author once come by
 turns; then the other times and audiences. With --resume each cell that ran is a line of a file, and the next run of
-the same file goes on: nightly runs come to all of them. The exit code is 1 where there was a finding. --list prints the
-names, and runs none.
+the same file goes on: nightly runs come to all of them. A cell that was stopped because a busy machine took its time
+is no finding: run it again alone. The exit code is 1 where there was a finding. --list prints the names, and runs none.
 """
 
 import logging
+import os
 import random
 import sys
 import time
+import traceback
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import zip_longest
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 import msgspec
 
 from benchmarks.command import parser_of, save, silence_logs, tell
 from tests.attacks.matrix.cells import Cell, Finding, cells
-from tests.attacks.matrix.warmed import Warmed
+from tests.attacks.matrix.warmed import Warmed, prepare
 
 QUICK_CELLS = 2
 TELLS_EVERY = 100
@@ -95,15 +100,58 @@ def _by_turns(piles: Iterable[Iterable[Cell]]) -> Iterator[Cell]:
     return (one for row in zip_longest(*piles) for one in row if one is not None)
 
 
+def examined(waiting: list[Cell], processes: int, until: float) -> Iterator[Ran]:
+    """As they come. until: by the monotonic clock, from which on no cell begins."""
+    prepare()  # once for all
+    heard, children, own = list[Connection](), list[int](), os.getpid()
+    for number in range(processes):
+        reader, writer = Pipe(duplex=False)
+        if not (child := os.fork()):
+            status = 1
+            try:
+                _examine(waiting[number::processes], writer, lambda: time.monotonic() > until or os.getppid() != own)
+                status = 0
+            except Exception:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        writer.close()
+        heard.append(reader)
+        children.append(child)
+    while heard:
+        for one in wait(heard):
+            assert isinstance(one, Connection)
+            try:
+                yield msgspec.json.decode(one.recv_bytes(), type=Ran)
+            except EOFError:
+                heard.remove(one)
+    if any([os.waitpid(child, 0)[1] for child in children]):
+        raise RuntimeError("a process of cells ended before its time")
+
+
+def _examine(some: list[Cell], writer: Connection, is_over: Callable[[], bool]) -> None:
+    with Warmed() as world:
+        for cell in some:
+            if is_over():
+                return
+            cpu, findings = world.examine(cell)
+            writer.send_bytes(msgspec.json.encode(Ran(str(cell), round(cpu, 2), tuple(findings))))
+
+
 def main() -> int:
     parser = parser_of(__doc__, f"{QUICK_CELLS} cells")
     parser.add_argument("--minutes", type=float, default=30.0, help="no cell begins after that")
+    parser.add_argument(
+        "--processes", type=int, default=1, metavar="N", help="cells that run at once; each takes a core"
+    )
     parser.add_argument("--resume", type=Path, metavar="FILE", help="write each cell there, and leave out those in it")
     parser.add_argument("--seed", type=int, default=None, help="of the order; a new one each time without it")
     parser.add_argument("--cells", default="*", metavar="PATTERN", help="names of cells")
     parser.add_argument("--list", action="store_true", help="print the names")
     given = parser.parse_args()
     silence_logs(logging.CRITICAL)  # what nodes say of a liar is no finding
+    if given.processes < 1:
+        parser.error(f"--processes {given.processes} is less than one")
     chosen = cells(given.cells)
     if given.list:
         print("\n".join(map(str, chosen)))
@@ -118,18 +166,14 @@ def main() -> int:
     done = {one.cell for one in results.ran}
     waiting = [one for one in in_order(chosen, results.seed) if str(one) not in done]
     tell(f"{len(waiting)} of {len(cells())} cells, seed {results.seed}; {len(done)} ran before")
-    began, before = time.monotonic(), len(results.ran)
-    with Warmed() as world:
-        for cell in waiting:
-            ran = len(results.ran) - before
-            if time.monotonic() - began > 60 * given.minutes or (given.quick and ran >= QUICK_CELLS):
-                break
-            cpu, findings = world.examine(cell)
-            results.add(Ran(str(cell), round(cpu, 2), tuple(findings)))
-            for found in findings:
-                print(found, flush=True)
-            if not (ran + 1) % TELLS_EVERY:
-                tell(f"{ran + 1} cells, {sum(bool(one.findings) for one in results.ran)} of all moved something")
+    before, until = len(results.ran), time.monotonic() + 60 * given.minutes
+    for ran in examined(waiting[:QUICK_CELLS] if given.quick else waiting, given.processes, until):
+        results.add(ran)
+        for found in ran.findings:
+            print(found, flush=True)
+        if not (len(results.ran) - before) % TELLS_EVERY:
+            moved = sum(bool(one.findings) for one in results.ran)
+            tell(f"{len(results.ran) - before} cells, {moved} of all moved something")
     new = results.ran[before:]
     each = sum(one.cpu for one in new) / max(len(new), 1)
     findings = [found for one in results.ran for found in one.findings]

@@ -33,6 +33,8 @@ from node.network.interface import (
 from protocol.identity import Address, NodeKey, PeerId
 
 log = structlog.get_logger(__name__)
+Arriving = tuple[float, str, Address, bytes, set[Address]]
+"""(when, topic, publisher, data, who has seen it) of gossip on its way."""
 
 
 class MemoryHub:
@@ -68,6 +70,10 @@ class MemoryHub:
     def detach(self, network: "MemoryNetwork") -> None:
         left = [one for one in self._networks.get(network.address, ()) if one is not network]
         self._networks[network.address] = left
+
+    def mix(self, due: "list[Arriving]", reader: Address) -> None:
+        """Put what comes to a network at one moment in an order of its own."""
+        random.shuffle(due)
 
     def lost(self) -> bool:
         """Whether the next gossip hop is to be lost."""
@@ -110,8 +116,7 @@ class MemoryNetwork:
         self._queues: dict[str, trio.MemorySendChannel[tuple[Address, bytes]]] = {}
         self._handlers: dict[str, tuple[Handler, int]] = {}
         self._runs = False
-        self._arriving: list[tuple[float, str, Address, bytes, set[Address]]] = []
-        """(when, topic, publisher, data, who has seen it) of gossip on its way here."""
+        self._arriving: list[Arriving] = []
         self._arrives = trio.Event()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -229,9 +234,9 @@ class MemoryNetwork:
             due = [one for one in self._arriving if one[0] <= now]
             self._arriving = [one for one in self._arriving if one[0] > now]
             if self._hub.delay:
-                random.shuffle(due)  # what is under way at the same time comes in any order
-            for _, *message in due:
-                self._receive(*message)
+                self._hub.mix(due, self.address)  # what is under way at the same time comes in any order
+            for _, topic, publisher, data, seen in due:
+                self._receive(topic, publisher, data, seen)
 
     def _receive(self, topic: str, publisher: Address, data: bytes, seen: set[Address]) -> None:
         if topic not in self._accepts:

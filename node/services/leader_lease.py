@@ -13,6 +13,7 @@ import msgspec
 import structlog
 import trio
 
+from node.audit.looks import LookHistory
 from node.chain.errors import Reverted
 from node.changes import every
 from node.services.base import Service
@@ -66,8 +67,8 @@ class ChairCandidate(Protocol):
 
 
 class LeaderLease(Service):
-    """candidate: the trainer that may lead here; None at a validator, which only says whom it does not hear; policies:
-    a validator's."""
+    """candidate: the trainer that may lead here; None at a validator, which only says whom it does not hear; policies,
+    looks: a validator's."""
 
     name = "chair"
 
@@ -77,6 +78,7 @@ class LeaderLease(Service):
         chain: OnChain,
         candidate: ChairCandidate | None = None,
         policies: PolicyFollower | None = None,
+        looks: LookHistory | None = None,
         *,
         look_every: float = 1.0,
         pause: float = 2.0,
@@ -84,7 +86,7 @@ class LeaderLease(Service):
         self._look_every = look_every  # seconds between two looks at what only time decides: silence, a lease, a turn
         self._pause = pause  # seconds before a transaction that failed is tried again
         self._candidate = candidate
-        self._watch = LeaderWatch(context, policies.history if policies is not None else None)
+        self._watch = LeaderWatch(context, policies.history if policies is not None else None, looks)
         self._context = context
         self._chain = chain
         self._terms = context.membership.terms
@@ -148,7 +150,7 @@ class LeaderLease(Service):
             return
         self._signed = key
         context = self._context
-        silent = TermSilent(context.pool, *key, max(context.state.policies.newest_step, 0))
+        silent = TermSilent(context.pool, *key, self._watch.sound(term))
         signature = sign(context.key, context.domain, silent)
         log.warning("leader.silent", holder=term.holder, term=term.number, what=why)
         context.progress.tell("chair", f"the trainer {term.holder} {why}: this validator says so")
@@ -240,6 +242,11 @@ class LeaderLease(Service):
         if ready is None or not words or words[0].until != term.until:
             return None
         return partial(self._carry_silence, words)
+
+    def said_reached(self) -> int | None:
+        """How far the run is by a quorum's words about the term that runs, which the chain goes by; None without."""
+        words = self._silence(self._terms.now.number, set(self._context.membership.validators) - self._unfit)
+        return words[0].step if words else None
 
     def _is_out(self, term: Term) -> bool:
         """Whether its holder was thrown out, or left. The first one may join in its first lease, so only an eviction

@@ -6,33 +6,55 @@ of this machine's own trouble, and what others say may only keep a validator fro
 
 from itertools import pairwise
 
+import trio
+
+from node.audit.looks import LookHistory
 from node.services.context import Context
 from node.swarm.facts import WorkTouched
+from node.swarm.policies import MAX_AHEAD
 from node.swarm.register import WorkId
 from node.swarm.terms import Term
 from node.swarm.vote_set import FileState
 from node.weights.fetch_history import FetchHistory
+from protocol.checks import Reason
+from protocol.identity import Address
 from protocol.liveness import MISSED_UNHEALTHY, heartbeat_interval
+from protocol.messages import StepVerdict
 
 
 class LeaderWatch:
-    """history: of this validator's fetching; None for who fetches nothing, and says nothing of it."""
+    """history, looks: of this validator's fetching, and of its looks at steps; None for who does neither, and says
+    nothing of it."""
 
-    def __init__(self, context: Context, history: FetchHistory | None) -> None:
-        self._context, self._history = context, history
+    def __init__(self, context: Context, history: FetchHistory | None, looks: LookHistory | None = None) -> None:
+        self._context, self._history, self._looks = context, history, looks
+        self._looked: dict[Address, tuple[int, float]] = {}
+        """The last term of which each validator judged a step by looking at it, and when it said so."""
         self._unused: tuple[int, set[WorkId]] = (-1, set())
         """The newest policy, and files that were accepted since it was heard of; as many as matter."""
 
     async def run(self) -> None:
-        """Count what is accepted, until cancelled."""
+        """Count what is accepted, and note who could look at a step, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._hear_verdicts)
+            await self._count()
+
+    async def _hear_verdicts(self) -> None:
+        async for one in self._context.facts.subscribe(StepVerdict):
+            if one.message.reason != Reason.LEFT_OUT:  # that is told from what everybody hears
+                self._looked[one.author] = one.message.statement.term, self._context.clock.monotonic()
+
+    async def _count(self) -> None:
         state = self._context.state
         async for touched in self._context.facts.subscribe(WorkTouched):
             id = touched.work
             work, newest = state.register.get(id), state.policies.newest_step
             if self._unused[0] != newest:
                 self._unused = newest, set()
-            accepted = work is not None and work.task is None and state.vote_set.state(id) is FileState.ACCEPTED
-            if accepted and len(self._unused[1]) < self._enough:
+            counted = id in self._unused[1] or len(self._unused[1]) >= self._enough
+            if counted or work is None or work.task is not None:
+                continue
+            if state.vote_set.state(id) is FileState.ACCEPTED:
                 self._unused[1].add(id)
 
     def gone(self, term: Term) -> str:
@@ -43,7 +65,15 @@ class LeaderWatch:
             return "is not heard"
         if self._is_stalled(term):
             return "makes no policy of what is accepted"
-        return "announces policies that nobody can have" if self._is_empty(term) else ""
+        if self._is_empty(term):
+            return "announces policies that nobody can have"
+        return "hands nothing over of what its policies were made of" if self._is_withheld(term) else ""
+
+    def sound(self, term: Term) -> int:
+        """The newest policy of which nothing says that its making is withheld."""
+        newest = max(self._context.state.policies.newest_step, 0)
+        sound = self._looks.sound(term.number) if self._looks is not None else None
+        return newest if sound is None else min(newest, max(sound, 0))
 
     def _is_inactive(self, term: Term) -> bool:
         """Only who was heard before falls silent: until then its lease runs. A new holder is given its time."""
@@ -83,8 +113,29 @@ class LeaderWatch:
         context, history = self._context, self._history
         if history is None or history.in_vain_since is None:
             return False
-        held, heard = context.policy_cache.newest, {context.key.address, *context.state.validators()}
-        if len(heard) < context.quorum or context.state.reached(term.holder) > (held.step if held else -1):
+        held = context.policy_cache.newest
+        if not self._hears_a_quorum() or context.state.reached(term.holder) > (held.step if held else -1):
             return False
         patience = max(context.run.spec.chair.stall_seconds, history.fair_seconds)
         return context.clock.monotonic() - max(history.in_vain_since, term.at) > patience
+
+    def _is_withheld(self, term: Term) -> bool:
+        """Its policies can be had, and nobody can see what they were made of: of none of the last drawn steps this
+        node was given anything. More validators than may lie say otherwise where they could look."""
+        context, looks = self._context, self._looks
+        since = looks.in_vain_since(term.number) if looks is not None else None
+        sound = looks.sound(term.number) if looks is not None else None
+        if looks is None or since is None or sound is None or not self._hears_a_quorum():
+            return False
+        # Where no clock goes on any more nothing more is drawn.
+        if not looks.are_enough and context.state.newest - sound < MAX_AHEAD:
+            return False
+        believed = [one for one in context.membership.validators if one not in context.state.disputes.quarantined]
+        said = [self._looked.get(one, (-1, 0.0)) for one in believed if one != context.key.address]
+        if sum(number == term.number and at >= since for number, at in said) > len(believed) - context.quorum:
+            return False
+        return context.clock.monotonic() - max(since, term.at) > context.run.spec.chair.stall_seconds
+
+    def _hears_a_quorum(self) -> bool:
+        heard = {self._context.key.address, *self._context.state.validators()}
+        return len(heard) >= self._context.quorum

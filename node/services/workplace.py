@@ -13,6 +13,7 @@ import structlog
 import trio
 from starlette.routing import BaseRoute
 
+from node.audit.looks import LookHistory
 from node.blobs.store import BlobStore
 from node.chain.client import ChainClient
 from node.chain.faucet import is_devnet
@@ -195,6 +196,11 @@ class Workplace(msgspec.Struct, frozen=True, dict=True):
         """What became of accepted files; a round's contributions name their batches themselves
         (`rounds/batches.py`)."""
         return None if self.context.run.spec.diloco is not None else usage_of(self.context)
+
+    @cached_property
+    def looks(self) -> LookHistory:
+        """What came of this validator's looks at steps that its lot drew."""
+        return LookHistory(self.context.clock.monotonic)
 
     @cached_property
     def own_lots(self) -> OwnLots:

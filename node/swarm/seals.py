@@ -145,7 +145,10 @@ class Seals:
     def _is_late(self, validator: Address) -> bool:
         """Whether a validator let the time of a seal pass a while ago. To open it then changes nothing: it could let
         one pass after the other."""
-        leaves, now, sealer = self.leaves_unopened(validator), self._clock(), self._sealers[validator]
+        now, sealer = self._clock(), self._sealers[validator]
+        if not sealer.unopened:  # of nearly all, each time that somebody asks
+            return now - sealer.late <= UNOPENED_SECONDS
+        leaves = self.leaves_unopened(validator)
         oldest = next(iter(sealer.unopened.values()), now)
         if now - oldest >= self._opening and now - sealer.late > UNOPENED_SECONDS:
             sealer.late = oldest

@@ -5,7 +5,8 @@ the draw. A verdict is in the journal before it is said. What cannot be decided 
 without lots audit by hand only.
 """
 
-from collections import Counter
+from collections import Counter, deque
+from functools import partial
 from typing import Any, Self
 
 import msgspec
@@ -16,9 +17,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from node.audit.findings import Audit, Says
+from node.audit.looks import LookHistory
 from node.audit.order import AuditRuling
 from node.bounded_dict import BoundedDict
-from node.services.auditing.step_replay import Found, StepReplay, Unavailable
+from node.changes import Bell, every
+from node.services.auditing.step_replay import Found, StepReplay, Unavailable, Withheld
 from node.services.base import Service
 from node.services.context import Context
 from node.services.judging.lots import OwnLots
@@ -27,7 +30,7 @@ from node.status_schema import StepAuditsPart
 from node.swarm.facts import PolicyFollowed
 from node.training.settings import MOST_REPLAYED
 from protocol.checks import Reason
-from protocol.errors import IntellectError
+from protocol.errors import IntellectError, OwnFailure
 from protocol.identity import Address
 from protocol.lots import LotPledge
 from protocol.manifest import PolicyStatement
@@ -50,7 +53,7 @@ class _Wanted(msgspec.Struct, frozen=True):
 
 class StepAuditor(Service):
     """lots: this validator's, None for nodes that audit by hand only; dropped: steps after which the trainer is seen to
-    drop a worker."""
+    drop a worker; looks: what came of drawn steps; again: seconds before one that was withheld is tried again."""
 
     name = "step-auditor"
 
@@ -60,13 +63,17 @@ class StepAuditor(Service):
         lots: OwnLots | None,
         replaying: StepReplay,
         dropped: trio.MemoryReceiveChannel[Dropped] | None = None,
+        looks: LookHistory | None = None,
+        *,
+        again: float = 300.0,
     ) -> None:
-        self._dropped = dropped
+        self._dropped, self._again = dropped, again
+        self._looks = looks or LookHistory(context.clock.monotonic)
         self._context = context
         self._lots = lots
         self._replaying = replaying
-        waiting = 16
-        self._send, self._wanted = trio.open_memory_channel[_Wanted](waiting)
+        self._wanted = deque[_Wanted]()
+        self._bell = Bell()
         self._begun: BoundedDict[bytes, None] = BoundedDict(1024)
         # An audit and a count may come to one step at a time, and the journal is asked and written in two visits.
         self._speaking = trio.Lock()
@@ -78,7 +85,7 @@ class StepAuditor(Service):
     async def open(cls, place: Workplace) -> Self:
         lots = place.own_lots if place.role == "validator" else None
         replaying = StepReplay(place.context, place.directory / "audit", place.starter)
-        return cls(place.context, lots, replaying, place.dropped[1])
+        return cls(place.context, lots, replaying, place.dropped[1], place.looks)
 
     def routes(self) -> list[Route]:
         async def by_hand(request: Request) -> Response:
@@ -92,16 +99,26 @@ class StepAuditor(Service):
             if self._lots is not None:
                 nursery.start_soon(self._draw, self._lots)
                 nursery.start_soon(self._hear_objections)
+                nursery.start_soon(partial(every, self._again, self._try_again, at_once=False))
                 if self._dropped is not None:
                     nursery.start_soon(self._say_dropped, self._dropped)
-            async for wanted in self._wanted:
-                await self._judge(wanted)
+            while True:
+                await self._bell.wait()
+                while self._wanted:
+                    await self._judge(self._wanted.popleft())
 
     def status(self) -> dict[str, Any]:
         rate = self._context.state.lots.steps_rate(self._context.key.address) if self._lots else None
         why = self._why_not(rate)
         done = {name: self.counts[name] for name in ("held", "bad", "undecided")}
         return {"step_audits": StepAuditsPart(rate, why, done, self.undecided)}
+
+    def beat(self) -> dict[str, Any]:
+        """Of policies after a drawn step that could not be looked at this validator says that it holds none: so no
+        clock goes further than a standby can take back (ADR 126). Where nobody stands by it says what is here."""
+        terms, newest = self._context.membership.terms, self._context.policy_cache.newest
+        sound = self._looks.sound(terms.now.number) if len(terms.trainers) > 1 else None
+        return {} if sound is None or newest is None else {"policy_step": min(newest.step, sound)}
 
     def _why_not(self, rate: float | None) -> str:
         """Why this validator audits no steps, if it does not."""
@@ -164,16 +181,39 @@ class StepAuditor(Service):
                 ruled = AuditRuling(VerdictOutcome.REJECT, Reason.LEFT_OUT, how[:MAX_DETAIL])
                 await self._say(_Wanted(statement), ruled, "")
 
+    def _try_again(self) -> None:
+        """Drawn steps that could not be looked at; none of a term that another one took back."""
+        lots, vain = self._lots, self._looks.vain
+        if lots is None:
+            return None
+        followed = [self._context.state.policies.of_step(one.step) for one in vain]
+        if any(of is None or of.statement != one for of, one in zip(followed, vain, strict=True)):
+            return self._looks.forget()
+        for one in vain:
+            self._begun.pop(one.struct_hash, None)
+            self._want(_Wanted(one, lots.draws_step(one.struct_hash, one.step)))
+        return None
+
     def _want(self, wanted: _Wanted) -> None:
         name = wanted.statement.struct_hash
         if name in self._begun or self._is_party(wanted.statement):
             return
-        try:
-            self._send.send_nowait(wanted)
-            # Marked only once it found room: an accuser may still want a step that was skipped.
-            self._begun[name] = None
-        except trio.WouldBlock:
+        waiting = 16  # steps that wait to be looked at
+        drawn = self._is_drawn(wanted.statement)
+        if len(self._wanted) >= waiting and drawn:
+            # Accusations cost their author nothing, and must not keep a lot from being drawn in time.
+            self._begun.pop(self._wanted.pop().statement.struct_hash, None)
+        if len(self._wanted) >= waiting:
             self.counts["skipped"] += 1
+            return
+        # Marked only once it found room: an accuser may still want a step that was skipped. The newest of those that
+        # were drawn goes first: of that the trainer must still have all.
+        self._begun[name] = None
+        self._wanted.appendleft(wanted) if drawn else self._wanted.append(wanted)
+        self._bell.ring()
+
+    def _is_drawn(self, statement: PolicyStatement) -> bool:
+        return self._lots is not None and self._lots.draws_step(statement.struct_hash, statement.step) is not None
 
     def _is_party(self, statement: PolicyStatement) -> bool:
         """Whether nobody would count what this validator says of a step: it is its own, or its provider's."""
@@ -195,11 +235,12 @@ class StepAuditor(Service):
             return await self._context.board.post_raw(known)
         if self._context.journal.fence.covers(wanted.statement.step):
             return None  # another daemon may have judged it with this key
-        found = await self._tried(wanted.statement)
+        found = await self._tried(wanted)
         return await self._conclude(wanted, *found) if found is not None else None
 
-    async def _tried(self, statement: PolicyStatement) -> Found | None:
+    async def _tried(self, wanted: _Wanted) -> Found | None:
         """What an audit finds; None, and why, where it cannot be made."""
+        statement, began = wanted.statement, self._context.clock.monotonic()
         if self._context.state.distrust or not self._context.membership.may_validate(self._context.key.address):
             return None
         try:
@@ -207,12 +248,26 @@ class StepAuditor(Service):
             if self._replaying.statement(statement.step) != statement:
                 raise Unavailable("what was judged is not what the trainer announced")
             # Seconds for the next checkpoint, where the same class came to other bits: it says how far they are apart.
-            return await self._replaying.audited(statement, 300.0)
+            found = await self._replaying.audited(statement, 300.0)
+            self._looks.forget()
+            return found
         except (IntellectError, OSError) as error:  # a full disk passes
+            if isinstance(error, OwnFailure | OSError):
+                self._looks.forget()
+            elif isinstance(error, Withheld) and self._is_drawn(statement) and self._was_fresh(statement.step, began):
+                self._looks.withheld(statement)
             why = error.why if isinstance(error, IntellectError) else str(error)
             self.counts["undecided"] += 1
             self.undecided = f"step {statement.step - 1}: {why}"
             return log.info("step.undecided", step=statement.step - 1, why=why)
+
+    def _was_fresh(self, step: int, began: float) -> bool:
+        """Whether a trainer still had to hand over what a step was made of when a look at it began: four policies may
+        come meanwhile (`CheckpointServer`). Who has just started hears of many at once, the oldest first."""
+        policies = self._context.state.policies
+        later = policies.of_step(step + 5)
+        known = policies.find(later.root) if later is not None else None
+        return known is None or known.at > began + 3.0
 
     async def _conclude(self, wanted: _Wanted, ruled: AuditRuling | None, audit: Audit | None) -> None:
         if wanted.accuser is not None and (ruled is None or ruled.outcome == VerdictOutcome.ACCEPT):

@@ -5,7 +5,7 @@ memory, replays it. What cannot be had or done is `Unavailable`, and accuses nob
 import os
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -14,6 +14,7 @@ import trio
 
 from node.audit.findings import Audit, StepClaim, checkpoint_beyond
 from node.audit.order import ORDER, RESULT, AuditRuling, StepOrder, lacks_a_state, memory_for, read_result, ruling
+from node.blobs.errors import BlobUnavailable
 from node.processes.forkserver import Starter, end_child
 from node.run.assets import image_limit
 from node.services.context import Context
@@ -25,7 +26,7 @@ from node.training.spool import Spool
 from protocol.checks import Reason
 from protocol.errors import UNREADABLE, IntellectError
 from protocol.identity import Address, address_from_bytes
-from protocol.manifest import MAX_MANIFEST_BYTES, BatchManifest, PolicyStatement, decode_manifest
+from protocol.manifest import MAX_MANIFEST_BYTES, BatchManifest, MalformedManifest, PolicyStatement, decode_manifest
 from protocol.messages import CheckpointOffered, Signed
 from protocol.statements import VerdictOutcome, work_id
 
@@ -42,6 +43,10 @@ class Unavailable(IntellectError):
 
     def __init__(self, why: str) -> None:
         super().__init__("the step cannot be audited now", why, "try again while the trainer keeps its checkpoint")
+
+
+class Withheld(Unavailable):
+    """What a trainer learnt from, and must hand over: nobody does, and nothing of it came."""
 
 
 class StepReplay:
@@ -140,7 +145,15 @@ class StepReplay:
         held.enter_context(self._context.blobs.holding([root]))
         membership = self._context.membership
         sources = list(dict.fromkeys([*first, membership.trainer, *membership.addresses()]))
-        return await self._context.blobs.fetch(root, sources, max_size=size, timeout=60.0)
+        blobs = self._context.blobs
+        before = blobs.arrived(root)
+        try:
+            return await blobs.fetch(root, sources, max_size=size, timeout=60.0)
+        except BlobUnavailable as error:
+            # Where a line is slow a part of it came, and is there on the next try.
+            if blobs.arrived(root) > before:
+                raise
+            raise Withheld(f"nobody hands over a byte of blob {root.hex()[:16]}") from error
 
     async def _gather(self, step: int, beyond: int, held: ExitStack) -> tuple[StepOrder, BatchManifest]:
         """Fetch everything: manifests first, which are small and name the rest; that of the step, too. Raises
@@ -153,8 +166,9 @@ class StepReplay:
         blobs = await self._fetch_blobs(list(named.values()), held)
         for at in (step + 1, beyond):
             # Without the state after a step less is told; that one cannot be had ends no audit.
-            if at and (state := await self._fetch_state(at, held)) is not None:
-                states[at] = state
+            if at and self.offered().get(at):
+                with suppress(IntellectError):
+                    states[at] = await self._fetch_state(at, held)
         claims = {at: self._claim(at, named[at]) for at in named}
         clock, (run_root, pool) = self._context.state.policies, (self._context.run.root, self._context.pool)
         policies = {one.step: one.policy_root for at in clock.steps if (one := self.announced(at).message)}
@@ -169,7 +183,10 @@ class StepReplay:
 
     async def _fetch_manifest(self, step: int, held: ExitStack) -> tuple[str, BatchManifest]:
         path = await self._fetch(self.announced(step + 1).message.batch_root, MAX_MANIFEST_BYTES, held)
-        return str(path), await trio.to_thread.run_sync(lambda: decode_manifest(path.read_bytes()))
+        try:
+            return str(path), await trio.to_thread.run_sync(lambda: decode_manifest(path.read_bytes()))
+        except MalformedManifest as error:  # whatever stands there, it names nothing that could be looked at
+            raise Withheld(f"the batch's manifest is none: {error.why}") from error
 
     async def _fetch_blobs(self, manifests: list[BatchManifest], held: ExitStack) -> dict[str, str]:
         """Files and reports, from those who made them."""
@@ -203,17 +220,24 @@ class StepReplay:
     async def _fetch_base(self, step: int, held: ExitStack) -> tuple[int, dict[int, State]]:
         """The state from which a step is replayed: the newest that can be had, the leader's before others'. Policy 0's
         follows from the model. Raises Unavailable."""
-        offered = [at for at in self.offered() if at <= step]
+        offered = [at for at in self.offered() if at <= step <= at + MOST_REPLAYED]
+        came = False
         for at in sorted(offered, key=lambda at: (self.offers(at), at), reverse=True):
-            if step - at <= MOST_REPLAYED and (state := await self._fetch_state(at, held)) is not None:
-                return at, {at: state}
+            try:
+                return at, {at: await self._fetch_state(at, held)}
+            except Withheld:
+                continue
+            except IntellectError:
+                came = True
         if step > MOST_REPLAYED:
-            raise Unavailable(f"no checkpoint of the {MOST_REPLAYED} steps before step {step} can be had")
+            why = f"no checkpoint of the {MOST_REPLAYED} steps before step {step} can be had"
+            raise Unavailable(why) if came else Withheld(why)
         return 0, {}
 
-    async def _fetch_state(self, step: int, held: ExitStack) -> State | None:
-        """Of a step, from the first of those who offer it that has it; None where nobody has."""
-        spec = self._context.run.spec
+    async def _fetch_state(self, step: int, held: ExitStack) -> State:
+        """Of a step, from the first of those who offer it that has it. Raises IntellectError, Withheld where nothing
+        came of any."""
+        spec, failed = self._context.run.spec, list[IntellectError]()
         for offer in self.offered().get(step, ()):
             try:
                 path, _, files = await fetch_checkpoint(
@@ -222,7 +246,10 @@ class StepReplay:
                 return str(path), tuple(map(str, files))
             except IntellectError as error:
                 log.info("checkpoint.not_had", step=step, by=offer.author, why=error.why)
-        return None
+                failed.append(error)
+        # What came and is no checkpoint is not what a trainer must hand over, either.
+        told = (one for one in failed if not isinstance(one, Withheld | MalformedManifest))
+        raise next(told, Withheld(f"nobody hands over checkpoint {step}"))
 
     def _claim(self, step: int, manifest: BatchManifest) -> StepClaim:
         """What was stated of the step, and by which arithmetic; the state before policy 0 follows from the model."""

@@ -87,8 +87,11 @@ class Leading:
         if self.returning.gives_up:
             return self._ready_after(newest) if behind <= REPEATED else None
         # Policies that a standby may take back, which could not replay them. Who is further behind does not lead: its
-        # turn would cost more than waiting for another trainer.
-        if behind > 32 or (behind > 0 and self._others.gets_beyond(newest)):
+        # turn would cost more than waiting for another trainer. Those beyond what a quorum's words say are lost
+        # whoever leads: nobody saw what they were made of.
+        said = self.chair.said_reached() if self.chair is not None else None
+        lost = behind if said is None else min(behind, said - newest)
+        if lost > 32 or (behind > 0 and self._others.gets_beyond(newest)):
             return None
         return self._ready_after(newest)
 

@@ -25,7 +25,9 @@ from tests.attacks.matrix import words
 from tests.attacks.matrix.expected import SAFE, Row, row_of
 from tests.attacks.matrix.world import (
     ANOTHER_FILE,
+    HONEST,
     NATIVE,
+    OWN_WORDS,
     Facts,
     Nobody,
     Seen,
@@ -47,9 +49,9 @@ TIMES: tuple[tuple[Period, Moment], ...] = (
 """Beside once and apart. A word after every honest one is one apart from the next."""
 REFUSED: tuple[tuple[Period, Moment], ...] = (("once", "apart"), ("every", "before"))
 OUT_OF_OFFICE = ("former", "coming")
-FIRST, ONCE = 4, 5
-"""Policies from which on a liar speaks; at which it speaks once."""
-DROPS = 4
+FIRST = 5
+"""The policy from which on a liar speaks, or at which it speaks once."""
+DROPS = 5
 """The policy from which on a leader drops a worker, where it does."""
 APART = 4.5
 """Seconds after the honest word: beyond the next one, and beyond what services poll by."""
@@ -216,7 +218,7 @@ class Listener:
         self.found: dict[tuple[type[Message], str], Message] = {}
 
     async def before(self, world: World, name: str, word: Message) -> bool:
-        if world.step < ONCE:
+        if world.step < FIRST:
             return False
         for kind in COUNTS:
             for author in EVERYBODY:
@@ -286,7 +288,7 @@ class Speaker:
         if found is None:
             return None
         self._heard[lie] = step
-        due = step == ONCE if cell.period == "once" else cell.period == "every" or step % 2 == 0
+        due = step == FIRST if cell.period == "once" else cell.period == "every" or (step - FIRST) % 2 == 0
         return found if due else None
 
     async def _say(self, world: World, lie: Lie, word: Message) -> None:
@@ -361,7 +363,7 @@ def _compare(cell: Cell, base: Seen, seen: Seen) -> Iterator[Finding]:
     authors, rights = {one.author for one in cell.lies}, [one.right for one in cell.lies if one.right is not None]
     has_right = bool(rights)
     may, adds = (frozenset[str]().union(*sets) for sets in ([one.may for one in rights], [one.adds for one in rights]))
-    convicted = any(one.evidence for one in rights) and len(seen["forks"]) > len(base["forks"])
+    convicted = any(one.evidence for one in rights) and _convicts_itself(seen, authors)
     for probe in seen:
         more = _others(seen[probe] - base[probe], authors, has_right=has_right)
         fewer = _others(base[probe] - seen[probe], authors, has_right=has_right)
@@ -369,7 +371,11 @@ def _compare(cell: Cell, base: Seen, seen: Seen) -> Iterator[Finding]:
             continue
         # Who says something else in the place of its own word has that right; what it did stays seen, unless nobody
         # follows it any more, or it convicted itself otherwise.
-        if cell.moment == "instead" and probe not in SAFE and not (probe == "dropped" and _goes_on(base, seen)):
+        if (
+            cell.moment == "instead"
+            and probe not in SAFE
+            and not (probe == "dropped" and _goes_on(base, seen, authors))
+        ):
             continue
         if probe not in SAFE and (convicted or probe in may):
             continue
@@ -381,13 +387,23 @@ def _compare(cell: Cell, base: Seen, seen: Seen) -> Iterator[Finding]:
             yield Finding(str(cell), probe, _told(more), _told(fewer))
 
 
-def _goes_on(base: Seen, seen: Seen) -> bool:
+def _convicts_itself(seen: Seen, authors: set[str]) -> bool:
+    """Whether every honest node has a liar's own words against it: then it matters no more what else it did, and
+    whether others would have found that out a policy later."""
+    shown = {one[0] for one in seen["forks"] if one[1] in authors and one[2] == OWN_WORDS}
+    return shown >= {one for one in HONEST if one not in authors}
+
+
+def _goes_on(base: Seen, seen: Seen, authors: set[str]) -> bool:
     """Whether the leader leads on, who was convicted without the liar's words."""
 
     def newest(of: Seen) -> int:
         return max(one[3] for one in of["policies"] if one[2] == "newest")
 
-    return len(seen["forks"]) < len(base["forks"]) and newest(seen) >= newest(base)
+    def known_to(of: Seen) -> set[str]:
+        return {one[0] for one in of["forks"]} - authors
+
+    return known_to(seen) < known_to(base) and newest(seen) >= newest(base)
 
 
 def _others(facts: Facts, authors: set[str], *, has_right: bool) -> Facts:

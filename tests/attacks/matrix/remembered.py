@@ -12,9 +12,12 @@ from typing import Any
 from unittest.mock import patch
 
 from node.inference.wire import Inspect
+from node.services.judging import peer_audit
 from node.services.training import values
-from node.swarm import board
-from protocol import disputes
+from node.swarm import audit_lots, board, disputes, seals, vote_set
+from protocol import disputes as verdicts
+from protocol import statements
+from protocol.identity import Address, NodeKey
 from tests.attacks.validators import court
 
 
@@ -47,14 +50,35 @@ def _report(engine: Any, order: Inspect, groups: Any) -> Any:
     return _reports[key]
 
 
+_SIGN = NodeKey.sign_hash
+_signatures: dict[tuple[Address, bytes], bytes] = {}
+
+
+def _signed(key: NodeKey, digest: bytes) -> bytes:
+    """Whoever signs remembers whose it is."""
+    if (key.address, digest) not in _signatures:
+        _signatures[key.address, digest] = _SIGN(key, digest)
+    return _signatures[key.address, digest]
+
+
 _PLACES: list[tuple[Any, str, Callable[..., Any]]] = [
     (court, "truth", _once(court.truth)),
     (court.ReportingEngine, "report", _report),
     (court, "encode_report", _once_each(court.encode_report, 1)),
     (values, "decode_report", _once(values.decode_report)),
-    (values, "report_fault", _once_each(values.report_fault, 2)),
-    (disputes, "group_means", _once_each(disputes.group_means, 1)),
+    (values, "report_fault", _once_each(values.report_fault, 1)),
+    (peer_audit, "read_report", _once(peer_audit.read_report)),
+    (peer_audit, "rows_differ", _once_each(peer_audit.rows_differ, 2)),
+    (verdicts, "group_means", _once(verdicts.group_means)),
+    (disputes, "compare", _once(disputes.compare)),
+    (vote_set, "values_complete", _once(vote_set.values_complete)),
+    (seals, "seal_of", _once(seals.seal_of)),
+    (audit_lots, "broken_promise", _once(audit_lots.broken_promise)),
+    (audit_lots, "unpack_groups", _once(audit_lots.unpack_groups)),
     (board, "parse_envelope", _once(board.parse_envelope)),
+    (board, "authenticate", _once(board.authenticate)),
+    (NodeKey, "sign_hash", _signed),
+    (statements, "digest", _once(statements.digest)),
 ]
 
 

@@ -5,24 +5,27 @@ fail: whoever mends the product takes the lines away there.
 """
 
 import logging
+import math
 import random
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import structlog
 
-from benchmarks.adversary import Ran, Results, in_order
+from benchmarks.adversary import Ran, Results, examined, in_order
 from node.swarm.counts import COUNTS
 from tests.attacks.matrix import words
-from tests.attacks.matrix.cells import Cell, Finding, cell_of, cells, examine, templates
+from tests.attacks.matrix.cells import Cell, Finding, cell_of, cells, compared, examine, templates
 from tests.attacks.matrix.defects import FOUND_BY, FROM_THE_START, Defect, names_leave_out_what_an_author_varies
 from tests.attacks.matrix.expected import ROWS
 from tests.attacks.matrix.known import OPEN, SHOWN_BY, attack_of
 from tests.attacks.matrix.warmed import Warmed
+from tests.attacks.matrix.world import HONEST, OWN_WORDS
 
 BY_TURNS = 2
 """Cells of each day: all of them come in some years, a nightly run does them in hours."""
@@ -84,6 +87,28 @@ def test_cells_of_the_day_move_nothing_that_is_not_known(world: Warmed) -> None:
     drawn = random.Random(day).sample(strict, BY_TURNS)
     found = [one for cell in drawn for one in world.examine(cell)[1] if attack_of(one) is None]
     assert not found, "\n".join(map(str, found))
+
+
+def test_who_convicts_itself_sooner_than_others_would_have_moved_nothing_once_everybody_knows() -> None:
+    """The control: one honest node does not have its words against it."""
+    cell = cell_of("leader/PolicyAnnounced/fresh/every/before/all/drops")
+    others = [name for name in HONEST if name != "leader"]
+
+    def seen(shown_by: str, newest: int, who: list[str]) -> dict[str, frozenset[tuple[Any, ...]]]:
+        forks = frozenset((name, "leader", shown_by, 2) for name in who)
+        return {"forks": forks, "policies": frozenset((name, "", "newest", newest) for name in others)}
+
+    base = seen("verdicts", 6, list(HONEST))
+    assert compared(cell, base, seen(OWN_WORDS, 5, others)) == []
+    assert {one.probe for one in compared(cell, base, seen(OWN_WORDS, 5, others[1:]))} == {"policies"}
+    assert {one.probe for one in compared(cell, base, seen("verdicts", 5, others))} == {"policies"}
+
+
+def test_cells_in_several_processes_come_to_what_they_come_to_alone(held: Callable[[str], list[Finding]]) -> None:
+    some = [cell_of(shown.cell) for shown in list(SHOWN_BY.values())[:2]]
+    ran = {one.cell: list(one.findings) for one in examined(some, 2, math.inf)}
+    assert ran == {str(one): held(str(one)) for one in some}
+    assert list(examined(some, 1, -math.inf)) == []
 
 
 def test_every_message_is_attacked_in_each_of_its_fields() -> None:

@@ -1,7 +1,7 @@
 """Cells that go on from one world: what comes before a liar's first word is played once, in a process of its own.
 
 That process stands still at the moment before the first word (`cells.FIRST`) and forks for each cell. The fork gets the
-cell's liar, plays on under the clock that it has, compares and says what it found. A cell costs a quarter less by that,
+cell's liar, plays on under the clock that it has, compares and says what it found. A cell costs half as much by that,
 and leaves nothing behind. A fault may be planted in the fork: from the liar's first word on, in what is called after
 that. What began with the world goes on as it was.
 """
@@ -29,6 +29,7 @@ from benchmarks.command import run_seeded
 from tests.attacks.matrix import cells
 from tests.attacks.matrix.cells import DROPS, FIRST, Cell, Finding, Speaker, stopped, without
 from tests.attacks.matrix.remembered import remembering
+from tests.attacks.matrix.steady import steady
 from tests.attacks.matrix.world import Nobody, Stuck, World, inline, limited
 
 Answer = tuple[float, list[Finding]]
@@ -95,6 +96,12 @@ def answer(pipe: int, found: list[Finding]) -> None:
         out.write(msgspec.json.encode((time.process_time(), found)) + b"\n")
 
 
+def prepare(*, drops: bool = True) -> None:
+    """Play the runs without a liar, once for all forks."""
+    for one in (0, DROPS) if drops else (0,):
+        without(one, 0)
+
+
 class Warmed:
     """Cells with rounds are played whole, as their liars speak from the beginning. drops: whether there are cells in
     which a leader drops a worker, too."""
@@ -103,8 +110,7 @@ class Warmed:
         self._drops = drops
 
     def __enter__(self) -> "Warmed":
-        for drops in (0, DROPS) if self._drops else (0,):
-            without(drops, 0)  # once for all forks
+        prepare(drops=self._drops)
         self._folder = tempfile.TemporaryDirectory()
         orders, self._orders = os.pipe()
         self._answers, answers = os.pipe()
@@ -148,7 +154,7 @@ def _live(folder: Path, orders: int, answers: int) -> None:
     made: list[Resting] = []
 
     async def live() -> None:
-        with patch.object(trio.to_thread, "run_sync", inline), remembering():
+        with patch.object(trio.to_thread, "run_sync", inline), remembering(), steady():
             made.append(Resting(folder, orders, answers))
             seen = await made[0].play()
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)

@@ -25,7 +25,9 @@ from blake3 import blake3
 
 from benchmarks.command import run_seeded
 from node.audit.findings import Audit, AuditFinding, Says
+from node.audit.looks import LookHistory
 from node.audit.order import StepOrder
+from node.blobs.errors import BlobUnavailable
 from node.chain.cases import Case, FileCase
 from node.clock import Clock
 from node.member import BlobService, Participant
@@ -43,7 +45,7 @@ from node.services.run_progress import RunProgress
 from node.services.usage_tracker import UsageTracker
 from node.swarm import board, step_votes
 from node.swarm import policies as policy_clock
-from node.swarm.facts import PolicyFollowed
+from node.swarm.facts import Equivocation, PolicyFollowed
 from node.swarm.membership import Membership, SlashRecord
 from node.swarm.register import RegisteredWork
 from node.swarm.vote_set import FileState
@@ -109,6 +111,7 @@ from protocol.statements import (
 )
 from protocol.tasks import TaskSpec, decode_task, encode_task, task_id
 from tests.attacks.matrix.remembered import remembering
+from tests.attacks.matrix.steady import DRAWS, SteadyHub, steady
 from tests.attacks.validators.court import (
     GROUPS,
     SIZE,
@@ -119,7 +122,7 @@ from tests.attacks.validators.court import (
     Trouble,
     inline,
 )
-from tests.memory_network import MemoryHub, MemoryNetwork
+from tests.memory_network import MemoryNetwork
 
 POOL, START = 1, 1_800_000_000
 PACE, BEAT = 3.0, 6.0
@@ -246,11 +249,14 @@ class Door:
         data = self._store.blobs.get(root)
         if data is None or self._own not in self._store.withheld.get(root, frozenset({self._own})):
             await trio.sleep(timeout)
-            raise Trouble("no such blob", "nobody has it", "wait")
+            raise BlobUnavailable(root, "nobody has it")
         if len(data) > max_size:
             raise Trouble("no such blob", f"it has {len(data)} bytes, more than {max_size}", "ask for more")
         await trio.lowlevel.checkpoint()
         return Blob(data)
+
+    def arrived(self, root: bytes) -> int:
+        return 0  # whole or not at all
 
 
 class Court(RecordingJudge):
@@ -365,7 +371,9 @@ class Node:
         self.fetched = Fetched(self.context)
         fetched: Any = self.fetched
         self.context.policy_cache = fetched
-        self.leader_lease = LeaderLease(self.context, chain, candidate if name == "standby" else None, fetched)
+        self.looks = LookHistory(trio.current_time)
+        standby = candidate if name == "standby" else None
+        self.leader_lease = LeaderLease(self.context, chain, standby, fetched, self.looks)
         self.validator: Validator | None = None
         self.certifying: Certifier | None = None
         self.auditing: StepAuditor | None = None
@@ -386,7 +394,7 @@ class Node:
         )
         replaying = TruthfulReplaying(self.context, scratch, Anew())
         replaying.truth = world.history
-        self.auditing = StepAuditor(self.context, lots, replaying, dropped)
+        self.auditing = StepAuditor(self.context, lots, replaying, dropped, self.looks)
 
     async def _hear_dropped(self) -> None:
         async for statement, how in self.dropped:
@@ -415,11 +423,13 @@ class Node:
         self.board.post_raw = told  # type: ignore[method-assign]
 
     async def run(self, nursery: trio.Nursery) -> None:
+        DRAWS.set(self.name)  # for the tasks that begin here
         await nursery.start(self.network.run)
         services: list[Callable[[], Awaitable[None]]] = [
-            self.member.listen, self.jury.run, self.tracing.run, self.ending.run, self.leader_lease.run,
-            self.fetched.run, self._hear_dropped,
+            self.member.listen, self.jury.run, self.tracing.run, self.ending.run, self.fetched.run, self._hear_dropped,
         ]  # fmt: skip
+        if not self.name.startswith("worker"):
+            services.append(self.leader_lease.run)
         for one in (self.validator, self.certifying, self.auditing):
             services += [one.run] if one is not None else []
         for service in services:
@@ -433,6 +443,7 @@ class Node:
     def beat(self, count: int) -> Heartbeat:
         pledges = self.validator.own_lots.pledges if self.validator is not None else ()
         role = "validator" if self.validator is not None else self.name.split()[0]
+        said = self.auditing.beat() if self.auditing is not None else {}
         return Heartbeat(
             pool=POOL,
             boot=1,
@@ -441,7 +452,7 @@ class Node:
             role="trainer" if role in ("leader", "standby") else role,
             state="working",
             contact=next(iter(self.network.contacts()), ""),
-            policy_step=self.fetched.step,
+            policy_step=said.get("policy_step", self.fetched.step),
             interval=BEAT,
             lots=pledges,
         )
@@ -538,7 +549,7 @@ class World:
     def __init__(self, folder: Path, liar: Liar, *, drops: int = 0) -> None:
         self.folder = folder
         self.liar = liar
-        self.hub = MemoryHub(delay=0.01)
+        self.hub = SteadyHub(delay=0.01)
         self.store = Store()
         self.bad: dict[bytes, Fault] = {}
         self.calls: list[tuple[str, str]] = []
@@ -691,7 +702,7 @@ def play(liar: Liar, folder: Path, *, drops: int = 0, seed: int = 0) -> Seen:
     """One run, the same for each seed."""
 
     async def live() -> Seen:
-        with patch.object(trio.to_thread, "run_sync", inline), remembering():
+        with patch.object(trio.to_thread, "run_sync", inline), remembering(), steady():
             return await World(folder, liar, drops=drops).play()
 
     gc.collect()
@@ -893,6 +904,8 @@ def extras(world: World, deviation: str, word: Any, author: str) -> list[Any] | 
 
 # What a run came to: facts about the honest, one probe a line
 
+OWN_WORDS = "its own words"
+
 
 def _each(world: World) -> Iterator[Node]:
     return (node for node in world.nodes.values() if node.name not in world.liar.names)
@@ -917,13 +930,18 @@ def policies(world: World) -> Facts:
 
 
 def forks(world: World) -> Facts:
-    """Terms whose holder is not believed."""
+    """Terms whose holder is not believed, and whether its own words show that."""
     return frozenset(
-        (node.name, name_of(of.holder) if of.number == term else "", "term", term)
+        (node.name, name_of(of.holder) if of.number == term else "", _shown_by(found), term)
         for node in _each(world)
-        for term in node.jury.state.policies.equivocations
+        for term, found in node.jury.state.policies.equivocations.items()
         for of in [next((one for one in node.membership.terms._terms if one.number == term), node.membership.terms.now)]
     )
+
+
+def _shown_by(found: Equivocation) -> str:
+    told = {type(board.parse_envelope(POOL, raw).message) for raw in found.evidence}
+    return OWN_WORDS if told == {PolicyAnnounced} else "verdicts"
 
 
 def states(world: World) -> Facts:

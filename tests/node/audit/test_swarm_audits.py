@@ -3,6 +3,7 @@
 The child is done in a thread here, but for one test; gossip has no network below it.
 """
 
+import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from node.audit import fetched
 from node.audit.fetched import audit_fetched
 from node.audit.findings import Audit, AuditFinding, Says
 from node.audit.order import ORDER, RESULT, AuditRuling, StepOrder, ruling
-from node.blobs.errors import BlobUnavailable
+from node.blobs.errors import BlobUnavailable, StoreFull
 from node.blobs.store import BlobStore
 from node.changes import Changes
 from node.run.assets import Run
@@ -34,6 +35,7 @@ from node.training.spool import Spool
 from node.training.warmstart import SORT_ALPHABET, create_model
 from protocol.audit import window_of
 from protocol.checks import Reason
+from protocol.errors import IntellectError
 from protocol.identity import Address, NodeKey
 from protocol.lots import draws_step, secret_hash, window_secret
 from protocol.manifest import PolicyStatement, decode_manifest, encode_manifest
@@ -51,9 +53,10 @@ THREAD = trio.CapacityLimiter(1)
 
 
 class Shared(BlobStore):
-    """Everybody's blobs. missing: roots that nobody hands over."""
+    """Everybody's blobs. missing: roots that nobody hands over; failure: what happens there instead."""
 
     missing: set[bytes] = set()
+    failure: IntellectError | None = None
 
     async def fetch(
         self, root: bytes, sources: Sequence[Address], *, max_size: int, timeout: float, priority: int = 0
@@ -61,7 +64,7 @@ class Shared(BlobStore):
         await trio.lowlevel.checkpoint()
         path = self.path(root)
         if root in self.missing or path.stat().st_size > max_size:
-            raise BlobUnavailable(root, "nobody hands it over")
+            raise self.failure or BlobUnavailable(root, "nobody hands it over")
         return path
 
 
@@ -356,6 +359,59 @@ async def test_what_is_withheld_accuses_nobody_and_is_said(trained: Desk, assets
         bench.seats[0].jury.state.policies.newest_step = 2 + step_auditor.MOST_REPLAYED + 1  # and no checkpoint since
         assert "the newest checkpoint, of step 2, is 65 back" in bench.audits[0].status()["step_audits"].why_not
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("case", ["withheld", "a line that is slow", "an own disk that is full", "not drawn"])
+async def test_a_drawn_step_of_which_nothing_comes_speaks_against_who_leads(
+    trained: Desk, assets: Path, case: str
+) -> None:
+    bench = Bench(trained, assets, [1e-4 if case == "not drawn" else 1.0, 1e-4, 1e-4])
+    audit, pieces = bench.audits[0], itertools.count()
+    if case == "a line that is slow":
+        bench.store.arrived = lambda root: next(pieces)  # type: ignore[method-assign]
+    if case == "an own disk that is full":
+        bench.store.failure = StoreFull("it has no room")
+    async with trio.open_nursery() as nursery:
+        reports = (trained.directory / "rollouts").glob("*.report")
+        bench.store.missing = {(await bench.store.add(path)).root for path in reports}
+        await bench.open(nursery)
+        await bench.until(lambda: all(seat.jury.state.policies.newest_step == 2 for seat in bench.seats))
+        if case == "not drawn":
+            audit._look_into(audit._replaying.statement(2), VALIDATORS[1].address)
+        await bench.until(lambda: audit.counts["undecided"] >= (1 if case == "not drawn" else 2))
+        drawn = {1, 2} if case == "withheld" else set[int]()
+        assert {one.step for one in audit._looks.vain} == drawn
+        if drawn:
+            await trio.sleep(0.1)
+            held: Any = SimpleNamespace(newest=SimpleNamespace(step=2))
+            audit._context.policy_cache = held
+            audit._context.membership.terms.trainers = (TRAINER.address, VALIDATORS[2].address)
+            assert audit.beat() == {"policy_step": 0}, "before the first of them"
+            bench.store.missing = set()
+            audit._try_again()
+            await bench.until(lambda: len(bench.said()) == 2)
+            assert audit._looks.vain == () and audit.beat() == {}
+        nursery.cancel_scope.cancel()
+
+
+async def test_accusations_keep_no_drawn_step_waiting(trained: Desk, assets: Path) -> None:
+    """Of a step that is drawn late its trainer owes nothing any more."""
+    audit = Bench(trained, assets, [1.0, 1e-4, 1e-4]).audits[0]
+    audit._is_drawn = lambda statement: statement.step >= 30  # type: ignore[method-assign]
+    stated = PolicyStatement(POOL, 0, 1, 0, *(bytes(32) for _ in range(4)))
+
+    def want(step: int) -> None:
+        audit._want(_Wanted(msgspec.structs.replace(stated, step=step), accuser=VALIDATORS[1].address))
+
+    for step in range(1, 19):
+        want(step)
+    assert [one.statement.step for one in audit._wanted] == [*range(1, 17)] and audit.counts["skipped"] == 2
+    want(30)
+    want(31)
+    assert [one.statement.step for one in audit._wanted] == [31, 30, *range(1, 15)]
+    audit._wanted.clear()
+    want(16)
+    assert len(audit._wanted) == 1, "what made room may be wanted again"
 
 
 async def test_one_validator_that_lies_about_a_step_ends_nothing_and_is_heeded_twice(

@@ -21,15 +21,23 @@ import trio
 from blake3 import blake3
 from trio.testing import MockClock
 
+from node.audit.findings import Audit, AuditFinding, Says
+from node.audit.looks import LookHistory
+from node.audit.order import StepOrder
 from node.blobs.errors import BlobUnavailable
 from node.blobs.store import BlobStore
 from node.chain.errors import Reverted, RpcUnreachable
+from node.member import BlobService
 from node.metrics.observer import Observer
+from node.processes.forkserver import Anew
 from node.recipe.join import join
 from node.recipe.pool import Group, Origin
 from node.run.assets import Run
+from node.services.auditing.step_auditor import StepAuditor
+from node.services.auditing.step_replay import StepReplay
 from node.services.checkpoint_server import CheckpointServer
 from node.services.context import PoolTime
+from node.services.judging.lots import OwnLots
 from node.services.leader_lease import LeaderLease
 from node.services.training.groups import Groups
 from node.services.training.trainer import TrainerService
@@ -50,7 +58,7 @@ from protocol.checks import Reason
 from protocol.errors import ProtocolError
 from protocol.identity import Address, NodeKey, address_bytes
 from protocol.manifest import Arithmetic, ComposedBatch, PolicyStatement, decode_card, decode_manifest
-from protocol.messages import CheckpointOffered, PolicyAnnounced, Signed, StepObjected, StepVerdict
+from protocol.messages import CheckpointOffered, LeaderSilent, PolicyAnnounced, Signed, StepObjected, StepVerdict
 from protocol.rollout import (
     ReportHeader,
     ReportRow,
@@ -394,10 +402,46 @@ class Lines:
             self.history.came()
 
 
-class Pool:
-    """Trainers and three validators; quorum 2. kinds: the trainers' classes."""
+class Drawing(OwnLots):
+    """Hears of policies by itself, as its validator does for it."""
 
-    def __init__(self, directory: Path, kinds: Sequence[str], seconds: float = 1.0) -> None:
+    async def live(self, seat: Seat) -> None:
+        await self.prepare()
+        seat.pledges = lambda: self.pledges
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.run)
+            async for policy in seat.context.facts.subscribe(PolicyFollowed):
+                self.policy(policy.step)
+
+
+class Holding(StepReplay):
+    """Whatever can be had comes out as it was stated."""
+
+    async def _replay(self, order: StepOrder) -> Audit:
+        await trio.sleep(0.1)
+        held = AuditFinding("replay", Says.HOLDS, "", {"distance": 0.0, "limit": 1.0})
+        return Audit(order.step, "double", "double", (), (held,), {})
+
+
+class Own:
+    """What a validator gets of the blobs that all share. cut_off: nothing."""
+
+    def __init__(self, store: Shared) -> None:
+        self._store, self.cut_off = store, False
+        self.holding, self.add, self.arrived = store.holding, store.add, store.arrived
+
+    async def fetch(self, root: bytes, sources: Sequence[Address], **how: Any) -> Path:
+        if self.cut_off:
+            raise BlobUnavailable(root, "its line is down")
+        return await self._store.fetch(root, sources, **how)
+
+
+class Pool:
+    """Trainers and three validators; quorum 2. kinds: the trainers' classes; looks: whether validators audit steps, one
+    in four."""
+
+    def __init__(self, directory: Path, kinds: Sequence[str], seconds: float = 1.0, *, looks: bool = False) -> None:
+        self.looks, self.audits, self.doors = looks, list[StepAuditor](), list[Own]()
         self.directory = directory
         self.store = Shared(directory / "blobs", 1 << 28)
         self.hub = MemoryHub(delay=0.01)
@@ -424,12 +468,29 @@ class Pool:
         for seat in self.judges:
             seat.context.time = PoolTime(wall=now)
             policies: Any = Lines(self, seat)
-            chair = LeaderLease(seat.context, Door(self.chain, seat.key.address), policies=policies)  # type: ignore[arg-type]
+            looks = self._look(seat, nursery) if self.looks else None
+            door: Any = Door(self.chain, seat.key.address)
+            chair = LeaderLease(seat.context, door, policies=policies, looks=looks)
             nursery.start_soon(policies.run)
             nursery.start_soon(chair.run)
             nursery.start_soon(seat.beat)
         for desk in present:
             nursery.start_soon(desk.run)
+
+    def _look(self, seat: Seat, nursery: trio.Nursery) -> LookHistory:
+        own, looks = Own(self.store), LookHistory(trio.current_time)
+        seat.member.blob_service = BlobService(own, None, None)  # type: ignore[arg-type]
+        seat.context.run = Run(RUN, bytes(32), encode_run(RUN), self.directory)
+        lots = Drawing(seat.context, steps=0.25)
+        replaying = Holding(seat.context, self.directory / f"audit {seat.key.address}", Anew(), 1.0)
+        audit = StepAuditor(seat.context, lots, replaying, looks=looks, again=20.0)
+        held = seat.holds
+        seat.holds = lambda: audit.beat().get("policy_step", held())
+        self.audits.append(audit)
+        self.doors.append(own)
+        nursery.start_soon(lots.live, seat)
+        nursery.start_soon(audit.run)
+        return looks
 
     async def arrive(self, number: int, nursery: trio.Nursery) -> None:
         desk = self.desks[number]
@@ -599,6 +660,60 @@ async def test_an_honest_leader_keeps_its_term_however_slow_its_steps_and_the_li
         await trio.sleep(240)
         assert pool.chain.taken == [] and pool.desks[0].step >= 6 and pool.desks[0].leads
         assert all(seat.holds() >= 4 for seat in pool.judges)
+
+
+async def say_that_steps_hold(liar: Seat) -> None:
+    """Of each that is announced, without a look."""
+    async for policy in liar.context.facts.subscribe(PolicyFollowed):
+        statement, signature = policy.statement, policy.message.signature
+        draft = StepVerdict(statement, policy.author, signature, VerdictOutcome.ACCEPT, Reason.NONE, b"", pool=POOL)
+        await liar.board.post(msgspec.structs.replace(draft, signature=sign(liar.key, DOMAIN, draft.verdict)))
+
+
+@pytest.mark.parametrize("lies", [False, True], ids=["all look", "one says that each step holds"])
+async def test_a_leader_that_hands_nothing_over_of_what_its_policies_were_made_of_loses_its_term(
+    clock: MockClock, tmp_path: Path, lies: bool
+) -> None:
+    """Each policy can be had, so each is a sign of life; no drawn step can be looked at, no standby can replay one."""
+    pool = Pool(tmp_path, ["same", "same"], looks=True)
+    async with opened(pool) as nursery:
+        leader, standby = pool.desks
+        if lies:
+            nursery.start_soon(say_that_steps_hold, pool.judges[0])
+        await pool.until(lambda: all(audit.counts["held"] for audit in pool.audits))
+        await pool.until(lambda: standby.step >= 8)
+        pool.store.lost, made = True, standby.step
+        took = await pool.until(lambda: standby.leads)
+        assert took < 100 and pool.chain.taken[0][0] == SECOND.address
+        assert made <= pool.chain.from_step <= made + 3, "from what it could replay"
+        pool.store.lost = False
+        await pool.until(lambda: standby.step >= made + 8)
+        assert min(seat.holds() for seat in pool.judges) >= made + 5
+
+
+@pytest.mark.parametrize("case", ["slow", "one step", "one validator", "a liar"])
+async def test_an_honest_leader_keeps_its_term_whatever_looks_come_to(
+    clock: MockClock, tmp_path: Path, case: str
+) -> None:
+    """The control: its steps are slow; nobody could look at one step; one validator, which is fewer than may lie, is
+    cut off from all blobs; or it says that the leader is gone."""
+    pool = Pool(tmp_path, ["same", "same"], 30.0 if case == "slow" else 4.0, looks=True)
+    async with opened(pool):
+        leader, standby = pool.desks
+        await pool.until(lambda: standby.step >= 6, 600)
+        pool.doors[0].cut_off = case == "one validator"
+        if case == "one step":
+            pool.store.lost = True
+            await pool.until(lambda: any(audit._looks.vain for audit in pool.audits))
+            pool.store.lost = False
+        if case == "a liar":
+            liar, term = pool.judges[0], pool.judges[0].membership.terms.now
+            silent = TermSilent(POOL, term.number, term.until, 0)
+            word = sign(liar.key, DOMAIN, silent)
+            await liar.board.post(LeaderSilent(**msgspec.structs.asdict(silent), signature=word))
+        await trio.sleep(150)
+        assert pool.chain.taken == [] and leader.leads
+        assert all(audit.counts["held"] for audit in pool.audits[1:])
 
 
 async def test_of_two_standbys_that_take_at_once_one_leads_and_the_other_follows_it(
