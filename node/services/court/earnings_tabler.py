@@ -364,7 +364,7 @@ class EarningsTabler(ChainPoller):
                 for author, message in self._books.signed.items():
                     nursery.start_soon(self._compare, author, message)
 
-        await every(self._pause, compare, at_once=False)
+        await every(lambda: self._pause, compare, at_once=False)
 
     async def _compare(self, author: Address, message: EarningsVote) -> None:
         """Fetch what another's table rests on and this node lacks."""

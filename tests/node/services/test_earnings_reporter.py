@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from copy import deepcopy
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -109,6 +110,27 @@ async def test_a_week_with_validators_away_and_nodes_restarted_at_random(
     for worker in world.workers:
         pay = worker.claimer.status()["pay"]
         assert pay.paid_wei == str(world.accepted[worker.key.address] * PRICE) and pay.missed_wei == "0"
+
+
+async def test_others_tables_are_compared_as_seldom_as_the_window_allows(
+    autojump_clock: Any, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fortieth of it, and 15 s at most: what is looked at each second wakes every validator."""
+    looks: dict[tuple[Address, Address], list[float]] = {}
+
+    async def look(tabling: Any, author: Address, message: Any) -> None:
+        looks.setdefault((tabling._own, author), []).append(trio.current_time())
+
+    monkeypatch.setattr(earnings_tabler.EarningsTabler, "_compare", look)
+    async with trio.open_nursery() as nursery:
+        for node in world.nodes.values():
+            nursery.start_soon(node.live)
+        await trio.sleep(10)
+        world.make(world.workers[0])
+        await trio.sleep(1200)
+        nursery.cancel_scope.cancel()
+    pauses = [later - earlier for times in looks.values() for earlier, later in pairwise(times)]
+    assert len(looks) >= 6 and set(pauses) == {15.0}
 
 
 async def restart(world: World, nursery: trio.Nursery, nodes: list[Node]) -> None:
