@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import trio
 
+from node.bounded_dict import BoundedDict
 from node.chain.profile import NetworkProfile
 from node.config import program_version
 from node.member import Participant
@@ -42,7 +43,7 @@ class StatusPage:
         self._member: Participant | None = None
         self._context: Context | None = None
         self._opening: Opening | None = None
-        self._checked: set[object] = set()
+        self._checked: BoundedDict[object, None] = BoundedDict(64, refresh=True)
 
     # filled in by the daemon
 
@@ -91,7 +92,7 @@ class StatusPage:
         # Looked through once for each shape: that takes longer than to make the page, and no program's words change.
         shape = frozenset((name, _shape(section)) for name, section in page.items())
         status = msgspec.convert(page, DaemonStatus) if shape in self._checked else checked(page)
-        self._checked.add(shape)
+        self._checked[shape] = None
         return msgspec.structs.replace(status, swarm=swarm)
 
     def _node(self, engine: str, finished: bool, said: str) -> dict[str, Any]:
@@ -212,7 +213,8 @@ def joined(section: Any, more: Any) -> Any:
 
 def _shape(section: Any) -> object:
     """What fields it has, however many rows."""
-    if isinstance(section, dict) and len(section) < 64:  # no table by address
+    # No table by address or by step: each page would be another shape, which is kept.
+    if isinstance(section, dict) and len(section) < 64 and str(next(iter(section), "name"))[:1].isalpha():
         return frozenset((name, _shape(value)) for name, value in section.items())
     return type(section)
 

@@ -365,3 +365,31 @@ async def test_a_page_whose_shape_was_looked_through_is_looked_through_again_onc
     Moody.said = {"node": {"version": "2", "mood": "good"}}
     with pytest.raises(TypeError, match=r"no field node\.mood"):
         page.render()
+
+
+def test_tables_by_step_do_not_fill_the_memory_of_a_page() -> None:
+    """Each page that is like none before is looked through, and remembered."""
+
+    class Offering(Service):
+        name = "offering"
+        step = 0
+
+        async def run(self) -> None:
+            await trio.sleep_forever()
+
+        def status(self) -> dict[str, Any]:
+            self.step += 1
+            return {"checkpoints": {"bytes_by_step": {str(self.step): 1}}, "board": {f"word {self.step}": 1}}
+
+    manager = ServiceManager()
+    manager.services.append(Offering())
+    page = StatusPage(manager)
+    pages = [page.render().checkpoints for _ in range(200)]
+    assert pages[0] and pages[-1] and pages[-1].bytes_by_step == {"200": 1}
+    assert len(page._checked) == 64, "words without end are forgotten"
+    Offering.status = lambda self: {"checkpoints": {"bytes_by_step": {str(self.step): 1}}}  # type: ignore[method-assign]
+    other = StatusPage(manager)
+    for step in range(200):
+        manager.services[0].step = step  # type: ignore[attr-defined]
+        other.render()
+    assert len(other._checked) == 1
