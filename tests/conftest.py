@@ -4,6 +4,7 @@ would be done some hundred times. And the log of a daemon that a test ran ends w
 
 import gc
 import logging
+import random
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
+from trio._core import _run as scheduler
 
 pytest_plugins = ["tests.processes"]
 
@@ -59,8 +61,26 @@ def no_log_outlives_its_test() -> Iterator[None]:
         root.setLevel(level)
 
 
+# In which order tasks run that could run at the same moment, and what a memory network does at random. Drawn for each
+# run: with one order for ever a test could count on it, and fail where a task takes longer. What fails in some order is
+# a fault of the test or the product, and the run's number shows it again.
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    drawn = random.SystemRandom().randrange(1_000_000)
+    parser.addoption("--order", type=int, default=drawn, help="tasks run in the order of that run (default: drawn)")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for source in (scheduler._r, random):
+        source.seed(f"{item.config.option.order} {item.nodeid}")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What was not run, and how it is, in one line of every run: what is skipped unseen may have ceased to work."""
+    if terminalreporter.stats.get("failed"):
+        terminalreporter.write_line(f"with --order {terminalreporter.config.option.order} tasks run as they did here")
     told = (report.longrepr for report in terminalreporter.stats.get("skipped", ()))
     skips = Counter(f"{Path(file).name}: {str(why).removeprefix('Skipped: ')}" for file, _, why in told)
     if skips:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cli import stop as stopping
 from cli.errors import CommandError
 from cli.main import main
 from cli.stop import daemon_of, stop
@@ -23,6 +24,7 @@ lock, heeded, deaf = FileLock(Path(sys.argv[1]) / "lock"), 0, int(sys.argv[2])
 def heed(*_):
     global heeded
     heeded += 1
+    print("heeded", flush=True)
     if heeded > deaf:
         lock.release()
         os._exit(0)
@@ -56,12 +58,24 @@ def start(directory: Path, daemons: list[subprocess.Popen[str]], deaf: int, guar
 
 @pytest.mark.parametrize(("deaf", "outcome"), [(0, "drained"), (1, "cut"), (9, "killed")])
 def test_a_daemon_is_asked_then_cut_then_killed_and_each_stage_is_said(
-    deaf: int, outcome: str, tmp_path: Path, daemons: list[subprocess.Popen[str]]
+    deaf: int,
+    outcome: str,
+    tmp_path: Path,
+    daemons: list[subprocess.Popen[str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pid = start(tmp_path, daemons, deaf)
     assert daemon_of(tmp_path) == str(pid)
     said: list[str] = []
-    how, _ = stop(tmp_path, 30.0 if deaf == 0 else 0.3, said.append, after_cut=0.3)
+    send, heard = stopping._send, daemons[0].stdout
+
+    def send_and_see(pid: int, number: signal.Signals) -> None:
+        """Two signals of a kind are one to a process that had no time for the first."""
+        send(pid, number)
+        assert number != signal.SIGTERM or (heard and heard.readline() == "heeded\n")
+
+    monkeypatch.setattr(stopping, "_send", send_and_see)
+    how, _ = stop(tmp_path, 0.3 if deaf else 30.0, said.append, after_cut=0.3 if deaf > 1 else 30.0)
     assert how == outcome and daemon_of(tmp_path) is None
     assert [word for line in said for word in ("SIGTERM", "SIGKILL") if word in line] == {
         "drained": [],
