@@ -25,7 +25,7 @@ from tests.attacks.matrix.defects import FOUND_BY, FROM_THE_START, Defect, names
 from tests.attacks.matrix.expected import ROWS
 from tests.attacks.matrix.known import OPEN, SHOWN_BY, attack_of
 from tests.attacks.matrix.warmed import Warmed
-from tests.attacks.matrix.world import HONEST, OWN_WORDS
+from tests.attacks.matrix.world import HONEST, HONEST_WORDS, OWN_WORDS
 
 BY_TURNS = 2
 """Cells of each day: all of them come in some years, a nightly run does them in hours."""
@@ -98,10 +98,10 @@ def test_who_convicts_itself_sooner_than_others_would_have_moved_nothing_once_ev
         forks = frozenset((name, "leader", shown_by, 2) for name in who)
         return {"forks": forks, "policies": frozenset((name, "", "newest", newest) for name in others)}
 
-    base = seen("verdicts", 6, list(HONEST))
+    base = seen(HONEST_WORDS, 6, list(HONEST))
     assert compared(cell, base, seen(OWN_WORDS, 5, others)) == []
     assert {one.probe for one in compared(cell, base, seen(OWN_WORDS, 5, others[1:]))} == {"policies"}
-    assert {one.probe for one in compared(cell, base, seen("verdicts", 5, others))} == {"policies"}
+    assert {one.probe for one in compared(cell, base, seen(HONEST_WORDS, 5, others))} == {"policies"}
 
 
 def test_cells_in_several_processes_come_to_what_they_come_to_alone(held: Callable[[str], list[Finding]]) -> None:

@@ -468,6 +468,7 @@ class History:
         self._world = world
         self.drops = drops
         self.files: dict[tuple[int, str, int], WorkCommitment] = {}
+        self.stated: set[PolicyStatement] = set()
 
     def term_of(self, step: int) -> tuple[int, str]:
         return (2, "leader") if step >= TAKEN_AT else (0, "dismissed")
@@ -525,6 +526,7 @@ class History:
         parent = policy_root(step - 1) if step else bytes(32)
         said = PolicyStatement(POOL, term, step, 0, parent, policy_root(step), batch.root, state_root(step))
         word = sign(KEYS[name], DOMAIN, said.commitment(KEYS[name].address))
+        self.stated.add(said)
         return PolicyAnnounced(pool=POOL, statement=said, signature=word, manifest_root=batch.root, manifest_size=1)
 
     def offered(self, step: int) -> CheckpointOffered:
@@ -904,7 +906,7 @@ def extras(world: World, deviation: str, word: Any, author: str) -> list[Any] | 
 
 # What a run came to: facts about the honest, one probe a line
 
-OWN_WORDS = "its own words"
+HONEST_WORDS, OWN_WORDS = "what it said honestly", "its own words"
 
 
 def _each(world: World) -> Iterator[Node]:
@@ -930,18 +932,19 @@ def policies(world: World) -> Facts:
 
 
 def forks(world: World) -> Facts:
-    """Terms whose holder is not believed, and whether its own words show that."""
+    """Terms whose holder is not believed, and whether what it said beside its honest words shows that."""
     return frozenset(
-        (node.name, name_of(of.holder) if of.number == term else "", _shown_by(found), term)
+        (node.name, name_of(of.holder) if of.number == term else "", _shown_by(world, found), term)
         for node in _each(world)
         for term, found in node.jury.state.policies.equivocations.items()
         for of in [next((one for one in node.membership.terms._terms if one.number == term), node.membership.terms.now)]
     )
 
 
-def _shown_by(found: Equivocation) -> str:
-    told = {type(board.parse_envelope(POOL, raw).message) for raw in found.evidence}
-    return OWN_WORDS if told == {PolicyAnnounced} else "verdicts"
+def _shown_by(world: World, found: Equivocation) -> str:
+    """By two announcements, of which one is a lie; or by verdicts on one statement, which may be one."""
+    told: list[Any] = [board.parse_envelope(POOL, raw).message for raw in found.evidence]
+    return HONEST_WORDS if {one.statement for one in told} <= world.history.stated else OWN_WORDS
 
 
 def states(world: World) -> Facts:
