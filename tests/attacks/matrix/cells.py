@@ -28,6 +28,7 @@ from tests.attacks.matrix.world import (
     HONEST,
     NATIVE,
     OWN_WORDS,
+    QUORUM,
     Facts,
     Nobody,
     Seen,
@@ -403,7 +404,9 @@ def _goes_on(base: Seen, seen: Seen, authors: set[str]) -> bool:
     def known_to(of: Seen) -> set[str]:
         return {one[0] for one in of["forks"]} - authors
 
-    return known_to(seen) < known_to(base) and newest(seen) >= newest(base)
+    # Of whom a quorum says that it is gone the term ends, whatever else it announces.
+    gone = {one[2] for one in seen["chair"] if one[-1] == "does not hear it"}
+    return known_to(seen) < known_to(base) and newest(seen) >= newest(base) and len(gone) < QUORUM
 
 
 def _others(facts: Facts, authors: set[str], *, has_right: bool) -> Facts:

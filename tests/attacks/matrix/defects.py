@@ -198,6 +198,12 @@ def words_alone_are_a_sign_of_life() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def what_is_withheld_speaks_against_nobody() -> Iterator[None]:
+    with patch.object(LeaderWatch, "_is_withheld", lambda *_: False):
+        yield
+
+
 Defect = Callable[[], AbstractContextManager[None]]
 FOUND_BY: dict[Defect, tuple[str, str]] = {
     former_trainers_count: ("dismissed/PolicyAnnounced/statement.step+1 fresh/once/apart/all/honest", "policies"),
@@ -225,6 +231,10 @@ FOUND_BY: dict[Defect, tuple[str, str]] = {
     ),
     names_leave_out_what_an_author_varies: ("worker 2/RolloutCommitted/another file/every/before/some/honest", "torn"),
     words_alone_are_a_sign_of_life: ("leader/PolicyAnnounced/fresh/every/instead/all/honest", "unled"),
+    what_is_withheld_speaks_against_nobody: (
+        "leader/PolicyAnnounced/statement.batch_root other/every/instead/all/drops",
+        "dropped",
+    ),
     who_left_office_is_still_a_validator: ("former/StepVerdict/unchanged/every/before/all/honest", "step_book"),
 }
 FROM_THE_START = {any_trainer_says_that_the_run_is_over, a_policy_is_paid_to_whoever_announces_it}

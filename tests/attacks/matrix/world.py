@@ -248,7 +248,8 @@ class Door:
     ) -> Blob:
         data = self._store.blobs.get(root)
         if data is None or self._own not in self._store.withheld.get(root, frozenset({self._own})):
-            await trio.sleep(timeout)
+            # Parts of a step are asked for for a minute: here less, or the history would be over.
+            await trio.sleep(timeout if timeout < 60 else 2.0)
             raise BlobUnavailable(root, "nobody has it")
         if len(data) > max_size:
             raise Trouble("no such blob", f"it has {len(data)} bytes, more than {max_size}", "ask for more")
@@ -392,7 +393,7 @@ class Node:
         self.validator = Validator(
             self.context, engine, policies, self.judge, scratch, lots=lots, certifier=self.certifying
         )
-        replaying = TruthfulReplaying(self.context, scratch, Anew())
+        replaying = TruthfulReplaying(self.context, scratch, Anew(), 2.0)
         replaying.truth = world.history
         self.auditing = StepAuditor(self.context, lots, replaying, dropped, self.looks)
 
