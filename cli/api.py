@@ -53,13 +53,8 @@ def get_status(socket: Path, timeout: float = 5.0) -> DaemonStatus:
 
     try:
         code, body = _exchange(socket, "GET", "/status", None, timeout)
-    except httpx.TimeoutException:
-        raise CommandError(
-            "the daemon does not answer",
-            f"nothing came within {timeout:g} s",
-            "look at its log in the state directory",
-            NETWORK,
-        ) from None
+    except httpx.TimeoutException as error:
+        raise _hangs(error, timeout) from None
     except httpx.TransportError as error:
         raise _no_daemon(str(error)) from None
     return parse_status(body, code)
@@ -73,6 +68,8 @@ def ask(socket: Path, method: str, path: str, body: bytes | None = None, timeout
 
     try:
         code, answer = _exchange(socket, method, path, body, timeout)
+    except httpx.TimeoutException as error:
+        raise _hangs(error, timeout) from None
     except httpx.TransportError as error:
         raise _no_daemon(str(error)) from None
     try:
@@ -128,9 +125,21 @@ def _answers(path: Path) -> bool:
         probe.settimeout(1.0)
         try:
             probe.connect(str(path))
+        # Its queue is full: it lives, and whoever asks it says that it does not answer.
+        except (BlockingIOError, TimeoutError):
+            return True
         except OSError:
             return False
     return True
+
+
+def _hangs(error: Exception, timeout: float) -> CommandError:
+    """error: httpx.TimeoutException. One that could not even be connected to has a full queue."""
+    import httpx
+
+    full = isinstance(error, httpx.ConnectTimeout)
+    why = "as many callers wait already as may" if full else f"nothing came within {timeout:g} s"
+    return CommandError("the daemon does not answer", why, "look at its log in the state directory", NETWORK)
 
 
 def _no_daemon(why: str) -> CommandError:

@@ -75,7 +75,7 @@ def serve(
     listen: Annotated[str, typer.Option(help="HOST:PORT. Elsewhere than on loopback only with --key.")] = (
         "127.0.0.1:8000"
     ),
-    key: Annotated[Path | None, typer.Option(help="A file with the key that clients must show.")] = None,
+    key: Annotated[Path | None, typer.Option(help="A file of mode 0600 with the key that clients must show.")] = None,
     trainer: Trainer = None,
 ) -> None:
     """Serve a model and adapters to it by OpenAI's endpoints: chat, texts, streaming, seeds, log-probabilities.
@@ -186,7 +186,8 @@ def _named(adapters: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _secret(key: Path | None, listen: str) -> str:
-    """Raises CommandError for an address that others reach, where there is no key."""
+    """Raises CommandError for an address that others reach, where there is no key, and KeyError_ for a key that others
+    may read."""
     # Without a host it is this machine only: `bind` opens no port to others for what was left out.
     host = listen.rpartition(":")[0].strip("[]")
     if key is None:
@@ -194,10 +195,13 @@ def _secret(key: Path | None, listen: str) -> str:
             why = "whoever reaches it could have this machine compute"
             raise CommandError(f"{listen} is for others, too", why, "give --key FILE, or listen on 127.0.0.1", USAGE)
         return ""
+    from node.state.keystore import require_private
+
     try:
         text = key.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(f"cannot read {key}", str(error), "name a file with the key", CONFIGURATION) from None
+    require_private(key)
     if len(text) < 16:
         raise CommandError(f"the key in {key} is short", "it has fewer than 16 characters", "make another", USAGE)
     return text

@@ -170,6 +170,9 @@ def exchange(socket: Path, method: str, path: str, content: bytes | None, timeou
         probe.settimeout(timeout)
         try:
             probe.connect(str(socket))
+        # Its queue is full: it lives, and takes nobody.
+        except (BlockingIOError, TimeoutError) as error:
+            raise httpx.ConnectTimeout(str(error)) from error
         except OSError as error:
             raise httpx.ConnectError(str(error)) from error
     transport = httpx.HTTPTransport(uds=str(socket), verify=False)

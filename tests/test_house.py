@@ -41,38 +41,59 @@ def classes(module: ast.AST) -> Iterator[ast.ClassDef]:
 
 # whose fault an error is
 
-OWN = re.compile(r"IntellectError|NetworkError|NodeError|OSError|MemoryError|RuntimeError|\bException")
-"""Errors that can be this machine's own: `OwnFailure` is under the first two, and the others are what a disk or a
-device raises."""
+OWN = re.compile(
+    r"IntellectError|NetworkError|NodeError|OSError|MemoryError|RuntimeError|ValueError|KeyError|\bException"
+)
+"""Errors that can be this machine's own: `OwnFailure` is under the first two, and the others are what a disk, a device
+or a damaged file of this machine raises."""
 BLAMES = re.compile(
     r"Fault\(|Reason\.|Says\.BROKEN|VerdictOutcome\.(REJECT|SLASH)|'(fault|unusable|state)':|AuditRuling\("
 )
 
 
-def blaming(module: ast.Module) -> Iterator[int]:
-    """Lines of handlers that make a word about somebody's work of an error that may be this machine's own."""
-    for at in ast.walk(module):
-        if isinstance(at, ast.Try):
-            asked = False
-            for handler in at.handlers:
-                kinds = ast.unparse(handler.type) if handler.type else "Exception"
-                asked |= "OwnFailure" in kinds
-                if not asked and OWN.search(kinds):
-                    body = "\n".join(map(ast.unparse, handler.body))
-                    if BLAMES.search(body) and "OwnFailure" not in body:
-                        yield handler.lineno
+BLAMELESS = {
+    "node/audit/replicas.py _manifest": "zip's ValueError for a header that names more batches than a round has",
+    "node/environments/repository.py _limits": "of what the run file says, which stands in the same `try`",
+    "node/environments/server/environment.py _check": "of what the run file says, which stands in the same `try`",
+}
+"""Functions whose handlers look like that, and blame nobody for this machine. Each has one."""
+
+
+def blaming(module: ast.Module) -> list[str]:
+    """The function of each handler that makes a word about somebody's work of an error that may be this machine's
+    own."""
+    found = list[str]()
+
+    def walk(at: ast.AST, function: str) -> None:
+        if isinstance(at, ast.FunctionDef | ast.AsyncFunctionDef):
+            function = at.name
+        asked = False
+        for handler in at.handlers if isinstance(at, ast.Try | ast.TryStar) else ():
+            kinds = ast.unparse(handler.type) if handler.type else "Exception"
+            asked |= "OwnFailure" in kinds
+            if not asked and OWN.search(kinds):
+                body = "\n".join(map(ast.unparse, handler.body))
+                if BLAMES.search(body) and "OwnFailure" not in body:
+                    found.append(function)
+        for part in ast.iter_child_nodes(at):
+            walk(part, function)
+
+    walk(module, "")
+    return found
 
 
 def test_nobody_is_blamed_for_what_may_be_this_machines_own_failure() -> None:
-    found = [f"{name}:{line}" for name, module in modules("node", "protocol") for line in blaming(module)]
-    assert not found, "ask for OwnFailure first; of a file that is not here nothing is known"
+    found = [f"{name} {one}" for name, module in modules("node", "protocol") for one in blaming(module)]
+    assert sorted(found) == sorted(BLAMELESS), "ask for OwnFailure first; of a file that is not here nothing is known"
 
 
-@pytest.mark.parametrize("kinds", ["IntellectError", "(ProtocolError, OSError)", "Exception", ""])
+@pytest.mark.parametrize(
+    "kinds", ["IntellectError", "(ProtocolError, OSError)", "ValueError", "KeyError", "Exception", ""]
+)
 def test_a_planted_blame_is_found_and_one_that_asks_first_is_none(kinds: str) -> None:
     blame = f"except {kinds}:\n    found = Fault(Reason.BATCHES, 'it cannot be read')"
-    assert list(blaming(ast.parse(f"try:\n    read()\n{blame}")))
-    assert not list(blaming(ast.parse(f"try:\n    read()\nexcept OwnFailure:\n    raise\n{blame}")))
+    assert blaming(ast.parse(f"try:\n    read()\n{blame}")) == [""]
+    assert not blaming(ast.parse(f"try:\n    read()\nexcept OwnFailure:\n    raise\n{blame}"))
 
 
 # how large a class may be

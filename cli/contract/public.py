@@ -258,7 +258,7 @@ def _commands(plan: "PlanFile") -> RoadPart:
 
 def _verification(plan: "PlanFile", profile: "NetworkProfile") -> RoadPart:
     shown = f", so that {profile.explorer} shows them" if profile.explorer else ""
-    command = f"intellect-node contract source --out source.json --verify --network {plan.network}"
+    command = f"intellect-node contract source --out source.json --verify --network {shlex.quote(plan.network)}"
     lines = [f"the contracts' sources, as standard JSON{shown}"]
     return RoadPart(
         "Sources for all to read", lines, [("the sources, and the exact commands that hand them in", command)]
@@ -267,7 +267,8 @@ def _verification(plan: "PlanFile", profile: "NetworkProfile") -> RoadPart:
 
 def _nodes(plan: "PlanFile", profile: "NetworkProfile") -> RoadPart:
     pool, commands = plan.pool, list[tuple[str, str]]()
-    base = f"--network {plan.network} --pool NUMBER"
+    network = shlex.quote(plan.network)
+    base = f"--network {network} --pool NUMBER"
     if pool["trainer_state"]:
         run = f"--run {shlex.quote(plan.path(pool['run']))} " if pool["run"] else ""
         where = shlex.quote(plan.path(pool["trainer_state"]))
@@ -280,7 +281,7 @@ def _nodes(plan: "PlanFile", profile: "NetworkProfile") -> RoadPart:
         signer = (
             f"--state-dir {shlex.quote(plan.path(pool['trainer_state']))}" if pool["trainer_state"] else "--key MANAGER"
         )
-        words = f"intellect-node contract pool bootnodes NUMBER --bootnode ADDRESS --network {plan.network} {signer}"
+        words = f"intellect-node contract pool bootnodes NUMBER --bootnode ADDRESS --network {network} {signer}"
         commands.append(("where newcomers begin: the address that the trainer's `join` printed", words))
     lines = ["NUMBER is the pool's, which `pool create` printed. Each needs a port that others reach (default 4001),"]
     lines.append("or --announce; `intellect-node doctor` says whether they do.")
@@ -328,13 +329,14 @@ def _people(plan: "PlanFile", profile: "NetworkProfile", quote: Quote) -> RoadPa
     if plan.pool["invited"]:
         state = plan.pool["trainer_state"]
         signer = f"--state-dir {shlex.quote(plan.path(state))}" if state else "--key MANAGER"
-        words = (
-            f"intellect-node contract pool invite NUMBER --bearer {members} --out theirs.toml --network {plan.network}"
-        )
+        network = shlex.quote(plan.network)
+        words = f"intellect-node contract pool invite NUMBER --bearer {members} --out theirs.toml --network {network}"
         commands.append(("one file that lets them in; or --list people.csv", f"{words} {signer}"))
         commands.append(("what each of them types", "intellect-node join theirs.toml"))
     else:
-        commands.append(("what each of them types, with your profile", f"intellect-node join {profile.name}.toml"))
+        commands.append(
+            ("what each of them types, with your profile", f"intellect-node join {shlex.quote(f'{profile.name}.toml')}")
+        )
     sums = {"stake_wei": str(stake), "coin_wei": str(each), "members": members}
     return RoadPart(
         "What an invited person needs" if plan.pool["invited"] else "What a member needs", lines, commands, sums

@@ -2,7 +2,8 @@
 
 Answers come from models and strangers, and computer algebra on them can run for ever or eat all memory
 (9^9^9^9), inside C code that no signal interrupts. So the comparison runs in a child with limits, and a
-deadline here; what does not finish scores 0. Plain integers and equal strings need no child.
+deadline here. What does not finish is undecided, as in `scoring_pool`: it is counted, so that its group has no reward
+on this machine, and no clock decides one. Plain integers and equal strings need no child.
 """
 
 import atexit
@@ -90,8 +91,8 @@ Question = tuple[str, tuple[str, ...]]
 
 
 class MathScorer:
-    """`match(questions)`: blocking. gave_up: how many answers so far got no verdict in time; they count as wrong, which
-    another machine may see differently."""
+    """`match(questions)`: blocking. gave_up: how many answers so far got no verdict in time. Their place holds False,
+    which nobody may take for a verdict: whoever asks looks whether this grew (`node.inference.inspect`)."""
 
     def __init__(self, pool: ScoringPool | None = None) -> None:
         self._pool = pool or ALGEBRA

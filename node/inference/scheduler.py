@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -375,7 +376,9 @@ class EngineScheduler:
             places = lane.places()
             finished = lane.decoder.step()
         except Exception as error:
-            self._failed(list(dict.fromkeys(draw for draw, _ in lane.flying.values())), error)
+            held = list(dict.fromkeys(draw for draw, _ in lane.flying.values()))
+            # Where nothing was in flight those fail that it was to begin with: a new one would fail at them, too.
+            self._failed(held or [*self._works.wanting(lane).values()], error, lost=lane)
         else:
             seconds = self._now() - began
             for share, count in places.items():
@@ -425,10 +428,17 @@ class EngineScheduler:
         if lane is not None and not lane.flying and (self._closing or not self._works.wanting(lane)):
             self._lane, self._closing = None, False
 
-    def _failed(self, works: Sequence[QueuedWork], error: Exception) -> None:
-        """Nothing that a decoder held when it failed is used any more."""
+    def _failed(self, works: Sequence[QueuedWork], error: Exception, lost: _Lane | None = None) -> None:
+        """lost: the decoder with which they were at work, where that is what failed. Neither it nor anything that it
+        held is used any more: who else wants to draw gets a new one."""
         # Told before the callers are: the process may end itself here, and its owner must know at which requests.
         self._fatal(error, [work.ticket for work in works])
+        if lost is not None:
+            self._lane, self._closing = None, False
+            for number in lost.flying:
+                # Decoders of one engine may share what is in flight. One that failed may fail at this, too.
+                with suppress(Exception):
+                    lost.decoder.cancel(number)
         for work in works:
             self._end(work, error=error)
 

@@ -342,7 +342,7 @@ _environment.globals = {
 
 class TemplateProgram:
     """A template, ready to be rendered. Whatever goes wrong in a stranger's program is a TemplateError: jinja2 catches
-    nothing else, and programs divide by zero as others do."""
+    nothing else, and programs divide by zero as others do. What goes wrong with this machine is none."""
 
     def __init__(self, text: str) -> None:
         self._template = _in_form(_environment.from_string, text)
@@ -366,7 +366,8 @@ def _in_form(run: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     try:
         with bounds.a_rendering():
             return run(*args, **kwargs)
-    except TemplateError:
+    # How much memory there is differs between machines, so it decides nothing: what a template costs is counted.
+    except (TemplateError, MemoryError):
         raise
     except RecursionError:
         raise TemplateError("it is nested too deeply") from None

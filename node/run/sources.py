@@ -141,7 +141,12 @@ def data_files(text: str, base: Path, setting: str) -> dict[str, Path]:
         )
     stem = _UNSAFE.sub("-", folder.resolve().name).lstrip(".-") or "data"
     flat = len({one.name for one in found}) < len(found)
-    files = {(_UNSAFE.sub("-", one.relative_to(top).as_posix()) if flat else one.name): one for one in found}
+    files: dict[str, Path] = {}
+    for one in found:
+        name = _UNSAFE.sub("-", one.relative_to(top).as_posix()) if flat else one.name
+        if (other := files.setdefault(name, one)) != one:
+            why = f"`{setting}` names both, and a run would call both {name}"
+            raise RunFileError(f"{other} and {one} cannot be told apart", why, "rename one of them, or its directory")
     return {f"{stem}/{name}": one for name, one in sorted(files.items())}
 
 

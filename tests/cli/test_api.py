@@ -1,10 +1,11 @@
 """What listens at a daemon's socket may be no daemon: its answer is bounded while it comes."""
 
+import socket as sockets
 import socketserver
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,32 @@ def test_a_program_reads_no_more_of_it_either(babbler: tuple[Babbler, Path], mon
     with pytest.raises(NodeError, match="too long"):
         trio.run(Node(socket.parent).status)
     assert server.said < MAX_ANSWER + 2**22
+
+
+@pytest.fixture
+def full() -> Iterator[Path]:
+    """The socket of a process that lives and takes no callers: its queue is full."""
+    with tempfile.TemporaryDirectory() as folder, sockets.socket(sockets.AF_UNIX) as hung, ExitStack() as callers:
+        socket = Path(folder) / "s.sock"
+        hung.bind(str(socket))
+        hung.listen(0)
+        for _ in range(4):
+            caller = callers.enter_context(sockets.socket(sockets.AF_UNIX))
+            caller.setblocking(False)
+            with suppress(BlockingIOError):
+                caller.connect(str(socket))
+        yield socket
+
+
+def test_a_daemon_whose_queue_is_full_is_not_said_to_be_absent(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("node.config.api_socket_path", lambda directory: full)
+    dead = full.with_name("dead.sock")
+    with sockets.socket(sockets.AF_UNIX) as left:
+        left.bind(str(dead))
+    assert api.known_sockets() == [full], "and the control: a killed daemon's file is none"
+    for asking in (api.get_status, lambda socket: api.ask(socket, "GET", "/tasks")):
+        with pytest.raises(CommandError, match="the daemon does not answer"):
+            asking(full)
+        with pytest.raises(CommandError, match="no daemon runs there"):
+            asking(dead)
+    assert trio.run(api.get_status_async, full) is None and list(api.known_daemons()) == []

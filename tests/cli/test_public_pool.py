@@ -5,6 +5,7 @@ Blocks come by themselves, two on top of a receipt before it counts; data costs 
 refuses long ranges of logs, some requests, and methods. Time runs some hundred times as fast.
 """
 
+import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ import msgspec
 import pytest
 import trio
 
+from cli.contract import public
+from cli.contract.plan import PlanFile
 from cli.contract.public import requests_a_day
 from cli.contract.sources import Deployed, handing_in
 from cli.main import main
@@ -175,6 +178,24 @@ def test_the_road_says_the_rest_in_order(road: Road) -> None:
     needs = road.stretch("What an invited person needs")
     assert needs["sums"]["stake_wei"] == str(60 * TOKEN) and "join theirs.toml" in needs["commands"][1][1]
     assert "alchemy.com/faucets" in " ".join(road.stretch("Coin for gas, and tokens")["lines"])
+
+
+@pytest.mark.parametrize("invited", [True, False])
+def test_each_command_that_is_printed_names_the_network_as_one_word(tmp_path: Path, invited: bool) -> None:
+    place = tmp_path / "my nets" / "base; sepolia.toml"
+    place.parent.mkdir()
+    profile = load_profile(NETWORK, home=tmp_path, deployed=False)
+    write_profile(place, msgspec.structs.replace(profile, name="my net"))
+    text = PLAN.format(root="ab" * 32).replace('"base-sepolia"', json.dumps(str(place)))
+    (tmp_path / "pool.toml").write_text(text.replace("invited = true", f"invited = {str(invited).lower()}"))
+    plan, quote = PlanFile(tmp_path / "pool.toml"), public.Quote(1, 0.0, 2.0)
+    assert plan.profile is not None and plan.network == str(place)
+    parts = public._verification(plan, plan.profile), public._nodes(plan, plan.profile)
+    parts = (*parts, public._people(plan, plan.profile, quote))
+    words = [shlex.split(command) for part in parts for _, command in part.commands]
+    networks = [one[one.index("--network") + 1] for one in words if "--network" in one]
+    assert set(networks) == {str(place)} and len(networks) == (6 if invited else 5)
+    assert words[-1] == ["intellect-node", "join", "theirs.toml" if invited else "my net.toml"]
 
 
 def test_a_member_asks_as_often_as_was_counted() -> None:

@@ -25,7 +25,7 @@ from protocol.contribution import (
     expected_of,
     most_bytes,
 )
-from protocol.errors import IntellectError
+from protocol.errors import IntellectError, OwnFailure
 from protocol.exchange import ContributionError, form_of
 from protocol.pretraining import Diloco
 from protocol.rounds import parts_of
@@ -88,20 +88,30 @@ class Adding:
         self.most_bytes = max(most_bytes(part, self._form) for part in self._parts)
 
     async def fetch(self, files: Sequence[bytes]) -> list[Path]:
-        """Contributions by their roots, in that order. Raises TrainingError where one cannot be had."""
-        paths = dict[bytes, Path]()
+        """Contributions by their roots, in that order. Raises TrainingError where one cannot be had, and OwnFailure
+        where this machine cannot take it."""
+        paths, own = dict[bytes, Path](), list[OwnFailure | OSError]()
         async with trio.open_nursery() as nursery:
             for root in files:
-                nursery.start_soon(self._fetch, root, paths)
+                nursery.start_soon(self._fetch, root, paths, own)
+        # Before anything is said of members: what fails here says nothing of what they hand over.
+        for error in own:
+            if isinstance(error, OwnFailure):
+                raise error
+            remedy = "check the disk and the permissions of the state folder"
+            raise OwnFailure("contributions of the round cannot be taken in here", str(error), remedy) from error
         if missing := len(set(files) - paths.keys()):
             what, why = f"{missing} contributions of the round cannot be had", "no member hands them over"
             raise TrainingError(what, why, "it is tried again")
         return [paths[root] for root in files]
 
-    async def _fetch(self, root: bytes, paths: dict[bytes, Path]) -> None:
+    async def _fetch(self, root: bytes, paths: dict[bytes, Path], own: list[OwnFailure | OSError]) -> None:
+        """own: takes what failed on this machine."""
         members, most = self._context.membership.addresses(), self.most_bytes
         try:
             paths[root] = await self._context.blobs.fetch(root, members, max_size=most, timeout=self._fetch_seconds)
+        except (OwnFailure, OSError) as error:
+            own.append(error)
         except IntellectError as error:
             log.info("contribution.unavailable", root=root.hex()[:16], why=error.why)
 

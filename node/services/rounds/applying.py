@@ -215,7 +215,8 @@ class Rounds(Service):
 
     async def batches_of(self, round_: int) -> tuple[bytes, ...] | None:
         """The manifests that contributions in a round's list name; None where no list of it is known. Of a round that
-        was not applied here the contributions are fetched. Raises TrainingError where one cannot be had."""
+        was not applied here the contributions are fetched. Raises TrainingError where one cannot be had, and OwnFailure
+        where this machine cannot take it."""
         figures, decided = self.figures.get(round_), self.votes.book.decided().get(round_)
         if figures is not None or decided is None:
             return figures.batches if figures is not None else None

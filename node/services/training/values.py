@@ -27,7 +27,7 @@ from node.swarm.disputes import STRIKES
 from node.swarm.register import RegisteredWork, WorkId
 from protocol.checks import HEARSAY, Reason, reason_name
 from protocol.disputes import UNDECIDED, Conflict, VerdictConflict
-from protocol.errors import IntellectError, ProtocolError
+from protocol.errors import IntellectError, OwnFailure, ProtocolError
 from protocol.identity import Address
 from protocol.lots import draws_file, unpack_groups
 from protocol.messages import DIGEST, NO_PROMPTS, Judgement
@@ -190,12 +190,13 @@ class Values:
     async def _fetch_reports(
         self, work: RegisteredWork, votes: Mapping[Address, Judgement]
     ) -> tuple[dict[Address, Rows], list[Address]]:
-        """The reports of all who accept a file, at once, and whose could not be had: one that is not served costs a
-        second and not a time-out. Equal reports have one root, and any of their authors serves it."""
+        """The reports of all who accept a file, at once, and whose may come yet: one that is not served costs a second
+        and not a time-out. Equal reports have one root, and any of their authors serves it."""
         by_root: dict[bytes, list[Address]] = {}
         for author, vote in votes.items():
             by_root.setdefault(vote.report_root, []).append(author)
         had: dict[bytes, Path] = {}
+        own = set[Address]()  # whose reports this machine could not take in or read, which says nothing of them
         began = self._context.clock.monotonic()
 
         async def one(root: bytes, authors: list[Address]) -> None:
@@ -203,6 +204,10 @@ class Values:
             limit = min(said, self._rollout.most_report_bytes)
             try:
                 had[root] = await self._context.blobs.fetch(root, authors, max_size=limit, timeout=self._fetch_seconds)
+            except (OwnFailure, OSError) as error:
+                own.update(authors)
+                log.warning("report.not_taken_in", validators=authors, why=str(error))
+                return
             except IntellectError as error:
                 log.info("report.unavailable", validators=authors, why=error.why)
                 return
@@ -217,7 +222,7 @@ class Values:
                 nursery.start_soon(one, root, authors)
         reports: dict[Address, Rows] = {}
         away = [author for root, authors in by_root.items() if root not in had for author in authors]
-        self._unserved.update(away)
+        self._unserved.update(author for author in away if author not in own)
         for root, authors in by_root.items():
             if root not in had:
                 continue
@@ -225,6 +230,9 @@ class Values:
                 try:
                     given = (self._rollout, work.commitment.file_root, votes[author], had[root])
                     reports[author] = await trio.to_thread.run_sync(read_report, *given)
+                except (OwnFailure, OSError) as error:
+                    away.append(author)
+                    log.warning("report.not_read", validator=author, work=work.id.hex()[:16], why=str(error))
                 except IntellectError as error:
                     log.warning("report.unusable", validator=author, work=work.id.hex()[:16], why=error.why)
         return reports, away

@@ -1,16 +1,24 @@
 """An honest file passes; every cheat is rejected for its own reason; no bytes make the inspector fail."""
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
+from node.environments.base import Problem
+from node.environments.math_scorer import ALGEBRA
+from node.environments.registry import load_environment
 from node.inference.engines import torch_engine
+from node.inference.guarded import Guarded
+from node.inference.inspect import score_groups
 from node.inference.session import EngineSession
+from node.inference.tasks import DrawnTasks
 from node.inference.wire import Inspect, Inspected, Produce, Produced
 from protocol.checks import Reason, subject_of
 from protocol.disputes import UNDECIDED
@@ -18,11 +26,12 @@ from protocol.envelope import ENVELOPE_BYTES, seal
 from protocol.identity import NodeKey
 from protocol.messages import DIGEST
 from protocol.rollout import RolloutBatch, SampleRow, decode, decode_report, encode
-from protocol.run import RunSpec, VerificationSpec
+from protocol.run import EnvironmentSpec, RunSpec, VerificationSpec
 from protocol.statements import VerdictOutcome
-from protocol.values import prompts_hash
+from protocol.values import prompts_hash, reward_tags
 from tests.cheats.other_weights import OtherWeights
 from tests.cheats.own_problems import OwnProblems
+from tests.node.environments.tokens import Characters
 from tests.node.inference.work import produced_by, seen_by
 
 ROOT = bytes(range(32))
@@ -252,6 +261,32 @@ def test_of_a_group_with_an_undecided_answer_no_more_is_asked(
             seen = judge(honest, produced.path, produced.units, report_path=str(tmp_path / "report"))
             assert honest.environment.asked == asked  # type: ignore[attr-defined]
             assert (seen.rewards == 2 * UNDECIDED) is unsure and len(seen.rewards) == 2 * DIGEST
+
+
+@pytest.mark.parametrize("deadline", [0.0, 60.0], ids=["slow", "fast"])
+def test_of_a_mathematical_answer_a_slow_machine_says_no_other_reward_than_a_fast_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deadline: float
+) -> None:
+    """It says none: an answer without a verdict in time leaves its group undecided, however right it is."""
+    monkeypatch.setattr(ALGEBRA, "_deadline", deadline)
+    ALGEBRA.close()  # a child's first answer takes longer than any other
+    question = {"task_type": "verifiable_math", "verification_info": json.dumps({"ground_truth": "0.5"})}
+    rows = [{"problem_id": f"p{n}", "prompt": f"{n}?", **question} for n in range(20)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    spec = EnvironmentSpec(name="dataset", args={"path": "rows.jsonl", "held_back_share": 0.5})
+    environment = Guarded(load_environment(spec, tmp_path, Characters()))
+    problems = [Problem(name, "", ("0.5",), "verifiable_math") for name in ("plain", "hard")]
+    tasks = DrawnTasks(None, problems, [], (), [])  # type: ignore[arg-type]
+    said = [(0, "0.5"), (0, "0.6"), (1, "\\frac{2}{4}"), (1, "0.6")]
+    batch = [SampleRow(group, 0, "", [], Characters().encode(text + "\n"), True, b"") for group, text in said]
+    session: Any = SimpleNamespace(environment=environment)
+    rewards, undecided = score_groups(session, SimpleNamespace(rows=batch), tasks, (), math.inf)  # type: ignore[arg-type]
+    unsure = {1} if deadline == 0 else set()
+    assert undecided == unsure
+    fast = reward_tags([1.0, 0.0, 1.0, 0.0], 2, ())
+    found = reward_tags(rewards, 2, undecided)
+    assert found == (fast[:DIGEST] + UNDECIDED if unsure else fast)
+    environment.close()
 
 
 def test_where_judges_are_to_say_the_reward_the_report_has_all_but_that(

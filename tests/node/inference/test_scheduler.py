@@ -215,6 +215,46 @@ def test_what_fails_fails_alone_and_a_broken_decoder_fails_what_it_held(office: 
     assert len(office.results[6]) == 2
 
 
+@pytest.mark.parametrize("stubborn", [False, True], ids=["gives back", "fails at that, too"])
+def test_a_decoder_that_failed_draws_for_nobody_any_more(
+    office: Office, stubborn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2, 3):  # the third waits: all places are taken
+        office.draw(RequestContext(number, "task"), b"a", 4)
+    office.owner.turn()
+    (first,) = office.engine.decoders
+    if stubborn:
+        monkeypatch.setattr(first, "cancel", lambda number: first.step())
+    office.engine.broken = EngineError("the engine failed", "no reason", "none")
+    office.owner.turn()
+    assert sorted(office.fatal[-1]) == [1, 2]
+    assert stubborn or not len(first), "decoders may share what is in flight"
+    office.engine.broken = None
+    for name in ("step", "submit"):
+        monkeypatch.setattr(first, name, lambda *_: pytest.fail("the decoder that failed goes on"))
+    office.work()
+    assert len(office.results[3]) == 4 and len(office.engine.decoders) == 2
+
+
+def test_a_request_that_breaks_the_decoder_before_it_is_in_flight_fails_and_no_other_decoder_is_tried_with_it(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CountingDecoder, "submit", lambda self, request: 1 // 0)
+    requests = [GenerationRequest([1], np.zeros(2))]
+    told: list[Exception] = []
+
+    def draws() -> None:
+        try:
+            office.owner.draw(RequestContext(1, "task"), office.engine.at(b"a"), requests, 1.0)
+        except ZeroDivisionError as error:
+            told.append(error)
+
+    office._job(1, draws)
+    office.owner.turn()
+    office.jobs[0].join(PATIENCE)
+    assert told and office.fatal == [[1]] and len(office.engine.decoders) == 1
+
+
 def test_who_waits_hears_of_progress(office: Office) -> None:
     heard: list[tuple[int, int]] = []
     office.draw(RequestContext(1, "rollout", lambda done, of: heard.append((done, of))), b"a", 20)

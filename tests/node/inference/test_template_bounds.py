@@ -183,6 +183,25 @@ def test_no_operation_takes_more_than_is_left_or_prints_an_address(monkeypatch: 
     assert done > 300 and refused > 300
 
 
+@pytest.mark.parametrize("when", ["compiled", "rendered"])
+def test_how_much_memory_this_machine_has_says_nothing_of_a_template(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object, **__: object) -> str:
+        raise MemoryError
+
+    program = compiled("{{ messages[0].content }}")
+    if when == "compiled":
+        monkeypatch.setattr(_environment, "from_string", gone)
+    else:
+        monkeypatch.setattr(bounds, "as_text", gone)
+    with pytest.raises(MemoryError):
+        _ = compiled("x") if when == "compiled" else program.render(messages=TALK)
+    monkeypatch.undo()
+    with pytest.raises(TemplateError):
+        program.render(messages=[])
+
+
 def test_a_macro_that_calls_itself_twice_ends() -> None:
     with pytest.raises(TemplateError, match="steps"):
         render("{% macro a(n) %}{% if n %}{{ a(n-1) }}{{ a(n-1) }}{% endif %}{% endmacro %}{{ a(40) }}")

@@ -35,6 +35,18 @@ def test_files_of_one_name_in_several_directories_are_told_apart_by_their_paths(
         assert [path.parent.name for path in found.values()] == ["de", "en"], pattern
 
 
+@pytest.mark.parametrize(
+    ("one", "other"), [("a b/train.jsonl", "a-b/train.jsonl"), ("a/b/train.jsonl", "a-b/train.jsonl")]
+)
+def test_two_files_that_would_be_one_asset_are_refused_by_name(tmp_path: Path, one: str, other: str) -> None:
+    laid_out(tmp_path, f"rows/{one}", f"rows/{other}")
+    with pytest.raises(RunFileError) as refused:
+        data_files("rows/**/*.jsonl", tmp_path, "dataset")
+    assert str(tmp_path / "rows" / one) in refused.value.what and str(tmp_path / "rows" / other) in refused.value.what
+    (tmp_path / "rows" / other).rename(tmp_path / "rows" / "c.jsonl")
+    assert len(data_files("rows/**/*.jsonl", tmp_path, "dataset")) == 2, "the control"
+
+
 RUN = """
 name = "t"
 model = "model"

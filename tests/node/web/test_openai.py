@@ -310,8 +310,26 @@ def test_an_address_for_others_needs_a_key(tmp_path: Path) -> None:
     from cli.main import main
 
     assert main(["serve", "nothing", "--listen", "0.0.0.0:0"]) == 2
-    (tmp_path / "key").write_text("short")
-    assert main(["serve", "nothing", "--listen", "0.0.0.0:0", "--key", str(tmp_path / "key")]) == 2
+    key = tmp_path / "key"
+    key.write_text("short")
+    key.chmod(0o600)
+    assert main(["serve", "nothing", "--listen", "0.0.0.0:0", "--key", str(key)]) == 2
+
+
+def test_a_key_that_others_of_this_machine_may_read_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from cli.errors import CONFIGURATION
+    from cli.main import main
+    from cli.serve import _secret
+
+    key = tmp_path / "key"
+    key.write_text("long enough for a key")
+    key.chmod(0o640)
+    assert main(["serve", "nothing", "--listen", "127.0.0.1:0", "--key", str(key)]) == CONFIGURATION
+    assert f"chmod 600 {key}" in capsys.readouterr().err
+    key.chmod(0o600)
+    assert _secret(key, "127.0.0.1:0") == "long enough for a key", "the control"
 
 
 async def test_an_answer_comes_with_its_proof_where_the_caller_chose_the_seed(answerer: Any) -> None:

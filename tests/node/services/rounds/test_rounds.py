@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import trio
 
+from node.blobs.errors import BlobUnavailable, StoreFull
 from node.member import BlobService, Participant
 from node.run.assets import Run
 from node.run.file import CompiledRun
@@ -42,6 +43,7 @@ from node.training.spool import Spool
 from node.training.world import World
 from protocol.checks import Reason
 from protocol.contribution import encode_contribution
+from protocol.errors import OwnFailure
 from protocol.identity import Address, NodeKey
 from protocol.messages import Envelope, RoundVote, Signed, VerdictIssued
 from tests.attacks.validators.court import DOMAIN, POOL, TRAINER, VALIDATORS, InlineJournal, RecordingJudge, Trouble
@@ -355,10 +357,10 @@ async def test_what_no_member_hands_over_is_asked_for_again_and_a_lost_state_giv
     steady, _, told, asked, late = town.add(2), town.add(3), list[str](), list[bytes](), list[Node]()
     fetch = steady.rounds.adding._fetch
 
-    async def away(root: bytes, paths: dict[bytes, Path]) -> None:
+    async def away(root: bytes, *found: Any) -> None:
         asked.append(root)
         if len(asked) > 4:  # two contributions have nobody who hands them over, for a while
-            await fetch(root, paths)
+            await fetch(root, *found)
 
     monkeypatch.setattr(steady.rounds.adding, "_fetch", away)
     monkeypatch.setattr(steady.context.progress, "trouble", told.append)
@@ -381,6 +383,30 @@ async def test_what_no_member_hands_over_is_asked_for_again_and_a_lost_state_giv
     # While the state was not to be had, the round that the newcomer began with was history, and it knew.
     works = steady.context.state.register.of(late[0].key.address)
     assert steady.roots[0] not in [work.commitment.policy_root for work in works]
+
+
+@pytest.mark.parametrize("own", [StoreFull("no room"), OSError(5, "Input/output error")], ids=["full", "broken"])
+async def test_contributions_that_this_machine_cannot_take_in_are_no_fault_of_the_members(
+    own: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails = dict[bytes, Exception]()
+
+    async def fetch(root: bytes, sources: Any, **how: Any) -> Path:
+        await trio.lowlevel.checkpoint()
+        if root in fails:
+            raise fails[root]
+        return Path(root.decode())
+
+    node = Town(tmp_path, validators=2).add(2)
+    adding = node.rounds.adding
+    monkeypatch.setattr(node.context.blobs, "fetch", fetch)
+    assert await adding.fetch([b"a", b"b"]) == [Path("a"), Path("b")]
+    fails |= {b"a": BlobUnavailable(b"a", "nobody has it"), b"b": own}
+    with pytest.raises(OwnFailure, match="no room|Input/output error"):
+        await adding.fetch([b"a", b"b"])
+    del fails[b"b"]
+    with pytest.raises(TrainingError, match="no member hands them over"):
+        await adding.fetch([b"a", b"b"])
 
 
 async def stopped_over_rounds(lab: Lab, job: Job, found: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import trio
 
+from node.blobs.errors import StoreFull
 from node.inference.wire import Inspect, Inspected, LoadPolicy, Reply, Request
 from node.services.judging.judge import Validator
 from node.services.training import values as values_module
@@ -270,6 +272,39 @@ async def test_a_report_that_nobody_serves_costs_a_second_and_not_a_time_out(tmp
     assert await trainer.believes(*said) == dict.fromkeys(ALL, TRUE)
     assert trio.current_time() - began < 2.0
     assert trainer.values.status()["not_served"] == {ANN: 1}
+
+
+@pytest.mark.parametrize("own", [StoreFull("no room"), OSError(5, "Input/output error")], ids=["full", "broken"])
+@pytest.mark.parametrize("when", ["fetched", "read"])
+async def test_a_report_that_this_machine_cannot_take_in_is_not_said_to_be_unserved_and_may_come_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock, own: Exception, when: str
+) -> None:
+    trainer = Trainer(tmp_path)
+    ann, vote = trainer.says(ANN, logprobs=[TRUE + 0.001] * TOKENS)
+    fetch, read = trainer.blobs.fetch, values_module.read_report
+
+    async def full(root: bytes, sources: Sequence[Address], **how: Any) -> Path:
+        if root == vote.report_root:
+            raise own
+        return await fetch(root, sources, **how)
+
+    def unreadable(*given: Any) -> Any:
+        if given[2] is vote:
+            raise own
+        return read(*given)
+
+    if when == "fetched":
+        monkeypatch.setattr(trainer.blobs, "fetch", full)
+    else:
+        monkeypatch.setattr(values_module, "read_report", unreadable)
+    said = dict([(ann, vote), trainer.says(BEN, (0, 1)), trainer.says(CLEO, (0, 1))])
+    believed = await trainer.values.of(work(), said, partial(trio.to_thread.run_sync, lambda: tmp_path))
+    assert believed is not None and set(believed.rows) == {0, 1} and believed.lacks
+    assert trainer.values.status()["not_served"] == {} and not trainer.values.distrusted
+    trainer.blobs.missing.add(vote.report_root)
+    monkeypatch.undo()
+    await trainer.values.of(work(1), said, partial(trio.to_thread.run_sync, lambda: tmp_path))
+    assert trainer.values.status()["not_served"] == {ANN: 1}, "the control"
 
 
 @pytest.mark.parametrize("said", [1 << 40, 9])
