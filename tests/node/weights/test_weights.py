@@ -472,7 +472,8 @@ async def test_policies_that_nobody_has_take_no_place_from_one_that_somebody_has
         assert history.in_vain_since == since, "another invented one is no sign of life"
         await trainer.publish(9, run.step())
         await until(lambda: follower.policy_cache.newest.step == 9)
-        assert history.in_vain_since is None
+        # A try at an invented one may have ended since, and begins another wait.
+        assert history.in_vain_since is None or history.in_vain_since > since, "one that came ends the wait"
         nursery.cancel_scope.cancel()
 
 
