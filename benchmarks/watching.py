@@ -47,6 +47,10 @@ class Demo:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
+    @property
+    def nodes(self) -> list[str]:
+        return sorted(state.name for state in self.state_dir("").glob("*"))
+
     def state_dir(self, node: str) -> Path:
         return self.directory / "nodes" / node
 
