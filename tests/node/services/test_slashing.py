@@ -276,7 +276,7 @@ async def test_what_a_validator_signed_against_itself_is_carried_once_by_whose_t
         await speak(bench, other, what)
         await trio.sleep(EVERYBODY)
         assert bench.done() == [(LIAR.address, LIES[what])]
-        assert bench.chain.calls[0][0] - start < 5, "who is first waits for nobody"
+        assert bench.chain.calls[0][0] - start < TURN, "who is first waits for nobody"
         nursery.cancel_scope.cancel()
 
 
