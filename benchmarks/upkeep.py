@@ -177,14 +177,14 @@ class Chain:
         self.settle(1)
         web3, sender = self.bench.web3, Web3.to_checksum_address(key.address)
         asked: Any = {**call.fields(), "from": sender}
+        self.bench.rpc("evm_setNextBlockTimestamp", self._last.timestamp + 1)
         try:
-            web3.eth.call(asked)
+            web3.eth.call(asked, "pending")  # at that second: a table that counts from it on is another one
         except EXPECTED as error:
             raise translate(error, kind) from error
         fields = {**asked, "nonce": web3.eth.get_transaction_count(sender), "gas": 5_000_000, "chainId": CHAIN_ID}
         fields |= {"maxFeePerGas": 10**10, "maxPriorityFeePerGas": 0}
         del fields["from"]
-        self.bench.rpc("evm_setNextBlockTimestamp", self._last.timestamp + 1)
         raw = Account.sign_transaction(fields, key.secret).raw_transaction
         receipt: Any = web3.eth.wait_for_transaction_receipt(
             web3.eth.send_raw_transaction(raw), timeout=20, poll_latency=0.001
