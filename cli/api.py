@@ -4,7 +4,6 @@ Who may open the socket may ask; there is no other authentication. HTTP and the 
 import together, so they come when a daemon is asked.
 """
 
-import socket as sockets
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -27,11 +26,11 @@ def socket_of(state_dir: Path) -> Path:
 
 def known_sockets() -> list[Path]:
     """Sockets of daemons of this user that run now; those that nobody listens on are left out."""
-    from node.config import api_socket_path
+    from node.config import api_socket_path, is_listened_on
 
     # Any directory will do: sockets of one user differ in their names only.
     directory = api_socket_path(Path.cwd()).parent
-    return [path for path in sorted(directory.glob("*.sock")) if _answers(path)]
+    return [path for path in sorted(directory.glob("*.sock")) if is_listened_on(path)]
 
 
 def known_daemons() -> "Iterator[DaemonStatus]":
@@ -46,8 +45,10 @@ def known_daemons() -> "Iterator[DaemonStatus]":
 
 def get_status(socket: Path, timeout: float = 5.0) -> DaemonStatus:
     """Ask one daemon; raises CommandError when none listens or its answer makes no sense."""
+    from node.config import is_listened_on
+
     # Before the import of httpx: where nobody listens, the command need not pay for it.
-    if not _answers(socket):
+    if not is_listened_on(socket):
         raise _no_daemon("nobody listens on its socket")
     import httpx
 
@@ -117,20 +118,6 @@ def parse_status(body: bytes | bytearray, code: int = HTTPStatus.OK) -> DaemonSt
 
 def _in_words(error: NodeError, code: int) -> CommandError:
     return CommandError(error.what, error.why, error.remedy, code)
-
-
-def _answers(path: Path) -> bool:
-    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as probe:
-        # A daemon that hangs lets callers queue: to open the socket must not hang with it.
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        # Its queue is full: it lives, and whoever asks it says that it does not answer.
-        except (BlockingIOError, TimeoutError):
-            return True
-        except OSError:
-            return False
-    return True
 
 
 def _hangs(error: Exception, timeout: float) -> CommandError:

@@ -6,6 +6,7 @@ Knows where things lie on disk; opens none of them.
 import hashlib
 import os
 import shlex
+import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -233,10 +234,10 @@ def api_socket_of(state_dir: Path) -> Path:
     return elsewhere if not usual.exists() and _is_ours(elsewhere) else usual
 
 
-def _is_ours(socket: Path) -> bool:
+def _is_ours(path: Path) -> bool:
     """Whether it lies in a directory that nobody else could have made: others may write beside it."""
     try:
-        return socket.exists() and socket.parent.stat().st_uid == os.getuid()
+        return path.exists() and path.parent.stat().st_uid == os.getuid()
     except OSError:
         return False
 
@@ -251,3 +252,17 @@ def runtime_socket(name: str) -> Path:
     place = f"intellect-node-{os.getuid()}/{name}.sock"
     path = runtime / place
     return path if len(os.fsencode(path)) <= MAX_SOCKET_PATH else Path("/tmp") / place  # noqa: S108 - mode 0700
+
+
+def is_listened_on(path: Path) -> bool:
+    """Whether a living process listens on a socket file (a killed daemon leaves a dead one). Never waits."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        # Whoever takes no callers must hold nobody up: not a command, and not the event loop of another daemon.
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except BlockingIOError:
+            return True  # its queue is full: it lives, however badly
+        except OSError:
+            return False
+        return True

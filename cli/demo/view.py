@@ -57,7 +57,7 @@ class DemoView(Protocol):
     """Where the demo shows itself. asks: seconds between two questions to a daemon, each of which costs it ten
     milliseconds."""
 
-    asks: float = 2.0
+    asks: float
 
     def __enter__(self) -> "DemoView": ...
     def __exit__(self, *problem: object) -> None: ...
@@ -73,8 +73,9 @@ class DemoView(Protocol):
 class LiveView:
     """Redraws one picture in place."""
 
-    def __init__(self, console: Console, *, asks: float = 2.0) -> None:
-        self.asks = asks
+    asks = 2.0
+
+    def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Live(console=console, refresh_per_second=4, transient=False, auto_refresh=False)
         self._started = False

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from node.config import NodeConfig, api_socket_path
+from node.config import NodeConfig, api_socket_path, is_listened_on
 from node.errors import StateError
 from node.state.files import own_directory
 from node.status_schema import DaemonStatus
@@ -99,27 +99,13 @@ class ApiServer:
         try:
             own_directory(self._path.parent)
             # A killed daemon leaves its file; one that answers is another daemon's, and is not ours to remove.
-            if self._path.exists() and not _answers(self._path):
+            if self._path.exists() and not is_listened_on(self._path):
                 self._path.unlink()
             return bind_path(self._path)
         except OSError as error:
             raise StateError(
                 "cannot open the control socket", str(error), "set XDG_RUNTIME_DIR to a directory of yours"
             ) from error
-
-
-def _answers(path: Path) -> bool:
-    """Whether a living process listens on a socket file (a killed daemon leaves a dead one)."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        # The event loop must not wait here for somebody who takes no callers.
-        probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except BlockingIOError:
-            return True  # its queue is full: it lives, however badly
-        except OSError:
-            return False
-        return True
 
 
 def _rendered(figures: dict[str, Any]) -> str:

@@ -200,12 +200,12 @@ class StepAuditor(Service):
             return
         waiting = 16  # steps that wait to be looked at
         drawn = self._is_drawn(wanted.statement)
-        if len(self._wanted) >= waiting and drawn:
-            # Accusations cost their author nothing, and must not keep a lot from being drawn in time.
-            self._begun.pop(self._wanted.pop().statement.struct_hash, None)
         if len(self._wanted) >= waiting:
             self.counts["skipped"] += 1
-            return
+            if not drawn:
+                return
+            # Accusations cost their author nothing, and must not keep a lot from being drawn in time.
+            self._begun.pop(self._wanted.pop().statement.struct_hash, None)
         # Marked only once it found room: an accuser may still want a step that was skipped. The newest of those that
         # were drawn goes first: of that the trainer must still have all.
         self._begun[name] = None
@@ -235,12 +235,12 @@ class StepAuditor(Service):
             return await self._context.board.post_raw(known)
         if self._context.journal.fence.covers(wanted.statement.step):
             return None  # another daemon may have judged it with this key
-        found = await self._tried(wanted)
+        found = await self._tried(wanted.statement)
         return await self._conclude(wanted, *found) if found is not None else None
 
-    async def _tried(self, wanted: _Wanted) -> Found | None:
+    async def _tried(self, statement: PolicyStatement) -> Found | None:
         """What an audit finds; None, and why, where it cannot be made."""
-        statement, began = wanted.statement, self._context.clock.monotonic()
+        began = self._context.clock.monotonic()
         if self._context.state.distrust or not self._context.membership.may_validate(self._context.key.address):
             return None
         try:
