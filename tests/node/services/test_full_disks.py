@@ -10,7 +10,7 @@ import trio
 
 from node.changes import Changes
 from node.processes.forkserver import Anew
-from node.services.auditing.step_auditor import StepAuditor, _Wanted
+from node.services.auditing.step_auditor import StepAuditor
 from node.services.auditing.step_replay import StepReplay
 from node.services.judging.judge import OwnTrouble, Validator, _here
 from node.services.rounds.judging import ContributionJudge
@@ -58,5 +58,5 @@ async def test_a_disk_that_is_full_at_an_audit_leaves_its_step_undecided(tmp_pat
     audit = StepAuditor(seat.context, None, StepReplay(seat.context, tmp_path, Anew()))
     statement = announced(1).statement
     audit._replaying.audited = full
-    assert await audit._tried(_Wanted(statement)) is None
+    assert await audit._tried(statement) is None
     assert audit.counts["undecided"] == 1 and "No space left" in audit.undecided
