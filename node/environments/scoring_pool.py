@@ -6,13 +6,15 @@ looks for something in an answer does it here; a comparison, or one search for a
 Two validators must come to one reward, and a clock says something else on every machine. Therefore no clock decides
 over a reward: an answer of more than MAX_ANSWER_CHARACTERS (protocol.audit) is none, which everybody sees alike, and
 each function here takes time in proportion to its text (`python -m benchmarks.scorers`), far below the deadline. The
-deadline is for a machine that stands still, or for a function whose slow case nobody has found yet. What it ends is
-Undecided: no reward here, nothing that contradicts another validator's, and no fault of the worker's.
+deadline is for a function whose slow case nobody has found yet. It counts the child's own processor time: where a
+machine has other work, an answer waits and stays decided. What it ends is Undecided: no reward here, nothing that
+contradicts another validator's, and no fault of the worker's.
 """
 
 import atexit
 import json
 import logging
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -25,13 +27,14 @@ from node.sandbox.runtime import child_environment
 
 
 class ScoringPool:
-    """Blocks; for any thread. A child costs 0.2 s when there is none yet. needs: a package that its children import
-    before anything is asked, outside of any deadline."""
+    """Blocks; for any thread. A child costs 0.2 s when there is none yet. deadline: seconds of the child's processor
+    time for each call. needs: a package that its children import before anything is asked, outside of any deadline."""
 
-    # For each call. The slowest scorer takes a quarter of a second for the longest answer.
+    # The slowest scorer takes a quarter of a second for the longest answer.
     def __init__(self, deadline: float = 20.0, needs: str = "") -> None:
         self._deadline = deadline
-        self._command = [sys.executable, "-P", "-m", "node.environments.scoring_pool", *([needs] if needs else [])]
+        command = [sys.executable, "-P", "-m", "node.environments.scoring_pool", str(deadline)]
+        self._command = [*command, needs] if needs else command
         self._lock = threading.Lock()
         self._idle: list[LineChild] = []
 
@@ -73,9 +76,10 @@ class ScoringPool:
         child.send([function.__module__, function.__qualname__, [list(arguments) for arguments in calls]])
         replies: list[Any | Undecided] = []
         for _ in calls:
-            reply = child.receive(self._deadline)
+            # By the clock only where the child gets no processor, or waits for something: 5 s become a minute.
+            reply = child.receive(12 * self._deadline)
             if reply is None:
-                why = f"its process ended, or took more than {self._deadline:g} s for one"
+                why = f"its process ended, or took more than {self._deadline:g} s of a processor for one"
                 return [*replies, Undecided("an answer cannot be scored here", why, "other machines may decide it")]
             replies.append(reply[0])
         return replies
@@ -124,8 +128,9 @@ def _together(calls: Sequence[Sequence[Any]]) -> Iterator[Sequence[Sequence[Any]
 
 
 def main() -> None:
-    """The child: [module, function, [arguments, ...]] in, one [result] for each list of arguments out. End of input
-    ends it. Out of memory does, too: how much there is differs, so that it decides nothing."""
+    """The child, with its seconds for a call and what it imports as arguments: [module, function, [arguments, ...]] in,
+    one [result] for each list of arguments out. End of input ends it. Out of memory does, too: how much there is
+    differs, so that it decides nothing."""
     import resource
 
     memory_bytes = 2 * 1024**3
@@ -133,7 +138,8 @@ def main() -> None:
     # A crash in C code must not write the child's memory to the disk.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     logging.disable(logging.CRITICAL)  # what algebra complains of
-    for needed in sys.argv[1:]:
+    seconds = float(sys.argv[1])
+    for needed in sys.argv[2:]:
         import_module(needed)
     print('["ready"]', flush=True)
     for line in sys.stdin:
@@ -142,7 +148,11 @@ def main() -> None:
         function = getattr(import_module(module), name)
         for arguments in calls:
             # In a list, since null is a result of its own and None means that no answer came.
-            print(json.dumps([_result(function, arguments)]), flush=True)
+            # Its signal ends the process, also in the middle of a call into C, which would let a handler wait.
+            signal.setitimer(signal.ITIMER_PROF, seconds)
+            found = _result(function, arguments)
+            signal.setitimer(signal.ITIMER_PROF, 0.0)
+            print(json.dumps([found]), flush=True)
 
 
 def _result(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:

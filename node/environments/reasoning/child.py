@@ -1,10 +1,10 @@
 """The child that imports reasoning-gym: one JSON line in, one out. Standard library and reasoning-gym only.
 
-`python -P child.py`, with PYTHONHASHSEED=0: some data sets walk over sets of strings. And some draw from random numbers
+`python -P child.py SECONDS`, with PYTHONHASHSEED=0: some data sets walk over sets of strings. And some draw from random numbers
 that are the process's, not the problem's: those begin anew with each problem. In: ["problems", dataset,
 settings, [number, ...]], ["scores", dataset, settings, [[number, answer], ...]] or ["published", dataset,
 [[row, answer], ...]]. Out: a list, or {"wrong": why}. A scorer that raises scores 0: it does so on every machine. One
-that hangs is its parent's to kill. End of input ends the process.
+that takes more than SECONDS of a processor ends the process, as the end of input does.
 """
 
 # pyright: reportMissingImports=false
@@ -15,6 +15,7 @@ import json
 import math
 import random
 import resource
+import signal
 import sys
 import warnings
 import zlib
@@ -62,10 +63,14 @@ def main() -> None:
         return [scored(lambda text, n=number: score(text, problem(name, settings, n)), text) for number, text in asked]
 
     for line in sys.stdin:
+        asked = json.loads(line)
+        # The signal ends the process, whatever it computes.
+        signal.setitimer(signal.ITIMER_PROF, float(sys.argv[1]) * max(len(asked[-1]), 1))
         try:
-            reply = answer(*json.loads(line))
+            reply = answer(*asked)
         except Exception as error:
             reply = {"wrong": f"{type(error).__name__}: {error}"[:300]}
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
         print(json.dumps(reply), file=replies, flush=True)
         # From the start: what is written behind the end of an empty text fills the gap, with all that was ever printed.
         sys.stdout.seek(0)

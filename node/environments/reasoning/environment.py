@@ -42,7 +42,7 @@ class ReasoningGym:
     def __init__(
         self,
         python: str | None = None,
-        deadline: float = 5.0,  # for each problem or answer
+        deadline: float = 5.0,  # of a processor for each problem or answer
         *,
         start_seconds: float = 120.0,
     ) -> None:
@@ -51,7 +51,8 @@ class ReasoningGym:
         # One hash seed: what is made by going through a set of words is the same in every process.
         environment = {"PATH": os.environ.get("PATH", ""), "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
         # -P: nothing in the working directory is imported in the package's place.
-        self._child = LineChild([self._python, "-P", str(_CHILD)], environment, start_seconds, self._refused)
+        command = [self._python, "-P", str(_CHILD), str(deadline)]
+        self._child = LineChild(command, environment, start_seconds, self._refused)
         # The child answers in order: two threads that ask at once would take each other's answers.
         self._turn = threading.Lock()
 
@@ -83,11 +84,12 @@ class ReasoningGym:
     def _ask(self, question: list[Any], seconds: float) -> Any:
         with self._turn:
             self._child.send(question)
-            found = self._child.receive(seconds)
+            # By the clock only where the child gets no processor (`scoring_pool`).
+            found = self._child.receive(12 * seconds)
         if found is None:
             raise Undecided(
                 f"reasoning-gym gave no answer for {question[1]!r}",
-                f"its process ended, or took more than {seconds:g} s",
+                f"its process ended, or took more than {seconds:g} s of a processor",
                 "other machines may decide it; leave the data set out if this happens often",
             )
         if isinstance(found, dict):

@@ -133,6 +133,17 @@ def test_what_takes_too_long_is_undecided_and_the_rest_is_decided() -> None:
     pool.close()
 
 
+def test_who_waits_for_a_processor_or_anything_else_uses_nothing_of_the_deadline(tmp_path: Path) -> None:
+    """On a busy machine an answer takes many times its own seconds, and that makes it no worse."""
+    pool, there = ScoringPool(deadline=0.5), tmp_path / "it is there"
+    later = threading.Timer(1.0, there.touch)
+    later.start()
+    assert pool.read(hostile.read_when_there_is, [str(there)]) == [str(there)]
+    assert isinstance(pool.read(hostile.read_badly, ["```a\n" * 60_000])[0], Undecided), "the control"
+    later.join()
+    pool.close()
+
+
 def test_one_who_is_held_up_holds_nobody_else_up(tmp_path: Path) -> None:
     """While one answer is being read, for as long as that takes, another thread's is read, too."""
     pool, others = ScoringPool(), tmp_path / "others are through"
