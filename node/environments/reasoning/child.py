@@ -1,8 +1,8 @@
 """The child that imports reasoning-gym: one JSON line in, one out. Standard library and reasoning-gym only.
 
-`python -P child.py SECONDS`, with PYTHONHASHSEED=0: some data sets walk over sets of strings. And some draw from random numbers
-that are the process's, not the problem's: those begin anew with each problem. In: ["problems", dataset,
-settings, [number, ...]], ["scores", dataset, settings, [[number, answer], ...]] or ["published", dataset,
+`python -P child.py SECONDS`, with PYTHONHASHSEED=0: some data sets walk over sets of strings. And some draw from
+random numbers that are the process's, not the problem's: those begin anew with each problem. In: ["problems",
+dataset, settings, [number, ...]], ["scores", dataset, settings, [[number, answer], ...]] or ["published", dataset,
 [[row, answer], ...]]. Out: a list, or {"wrong": why}. A scorer that raises scores 0: it does so on every machine. One
 that takes more than SECONDS of a processor ends the process, as the end of input does.
 """
