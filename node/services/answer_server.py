@@ -6,7 +6,7 @@ token each, and at the end what came of it. Nothing is asked of a node whose own
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import msgspec
 import trio
@@ -25,18 +25,20 @@ from protocol.errors import IntellectError
 
 MAX_BODY = 8 << 20
 MAX_TOKENS = 1 << 20
+# What no message to an engine could carry is refused here.
+OneToken = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 Sender = trio.MemorySendChannel[dict[str, Any]]
 
 
 class AnswerOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """As in node.inference.wire.Answer."""
 
-    prompt: list[int]
+    prompt: list[OneToken]
     most: int = 1
     temperature: float = 1.0
     seed: int = 0
     number: int = 0
-    output: list[int] = []
+    output: list[OneToken] = []
     top: int = 0
 
     def fault(self) -> str:

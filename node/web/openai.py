@@ -9,12 +9,12 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 from starlette.middleware import Middleware
@@ -27,10 +27,14 @@ from node.inference.answering import AnswerQuestion, Answers, Likelihood, Spelli
 from node.web.listener import OwnHosts
 from protocol.errors import IntellectError
 
+T = TypeVar("T")
+
 MOST = 64
 """Answers under way, of all clients together."""
 MAX_BODY = 4 << 20
 """Bytes of a request."""
+MAX_ROWS = 1 << 20
+"""Log-probabilities that are told of one request."""
 MAX_STOP = 256
 MAX_MESSAGES = 1024
 DEFAULT_TOKENS = {True: 4096, False: 16}
@@ -101,6 +105,12 @@ class CompletionRequest:
     def answers(self) -> int:
         return len(self.prompts) * self.count
 
+    @property
+    def rows(self) -> int:
+        """Of log-probabilities, at most: a token and its alternatives."""
+        echoed = max(map(len, self.prompts)) if self.echo else 0
+        return self.answers * (echoed + self.most) * (1 + (self.logprobs or 0))
+
 
 @dataclass
 class _Said:
@@ -124,6 +134,8 @@ class OpenAi:
         self.under_way = 0
         # Threads that wait for an engine must not keep others of this program waiting.
         self._threads = trio.CapacityLimiter(MOST)
+        # Requests that are read, and answers that are written, at one time.
+        self._reading = trio.CapacityLimiter(2)
 
     def routes(self) -> list[Route]:
         found = (
@@ -161,16 +173,30 @@ class OpenAi:
         return JSONResponse({"object": "list", "data": [{"id": name, **about} for name in self._names]})
 
     async def _tokenize(self, request: Request) -> Response:
-        body = await _body(request)
-        tokens = self._prompts(body, chat="messages" in body)[0]
+        data = await _body(request)
+        body = await self.in_a_thread(_read_body, data)
+        tokens = (await self.in_a_thread(partial(self._prompts, chat="messages" in body), body))[0]
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": self._answerer.positions})
 
     async def _complete(self, request: Request, *, chat: bool) -> Response:
-        asked = self._read(await _body(request), chat=chat)
+        data = await _body(request)
+        return _Answering(self, await self.in_a_thread(lambda: self._read(_read_body(data), chat=chat)))
+
+    async def in_a_thread(self, compute: Callable[..., T], *arguments: Any) -> T:
+        """Four megabytes are made tokens of, or a million rows text: seconds, in which the loop answers others."""
+        return await trio.to_thread.run_sync(compute, *arguments, limiter=self._reading)
+
+    @contextmanager
+    def place(self, asked: CompletionRequest) -> Iterator[None]:
+        """For all that is computed for a request. Raises OpenAIRefused where there is none."""
         if self.under_way + asked.answers > MOST:
             why = f"{self.under_way} answers are under way, and {MOST} are at most"
             raise OpenAIRefused(f"too many requests: {why}; try again later", status=429, code="rate_limit_exceeded")
-        return _Answering(self, asked)
+        self.under_way += asked.answers
+        try:
+            yield
+        finally:
+            self.under_way -= asked.answers
 
     # what is asked
 
@@ -204,7 +230,7 @@ class OpenAi:
             count=_whole(body, "n", 1, MOST) or 1,
             stops=_stops(body.get("stop")),
             stream=_of(body, "stream", bool, False),
-            usage=bool((body.get("stream_options") or {}).get("include_usage")),
+            usage=_of(_of(body, "stream_options", dict, {}), "include_usage", bool, False),
             logprobs=_logprobs(body, chat=chat),
             echo=not chat and _of(body, "echo", bool, False),
             ids=_of(body, "return_token_ids", bool, False),
@@ -213,6 +239,9 @@ class OpenAi:
         self._check_provable(asked, body)
         if asked.answers > MOST:
             raise OpenAIRefused(f"{asked.answers} answers are asked for, and {MOST} are at most", "n")
+        if asked.logprobs is not None and asked.rows > MAX_ROWS:
+            why = f"logprobs of these answers may have {asked.rows} rows, and {MAX_ROWS} are at most"
+            raise OpenAIRefused(f"{why}: ask for fewer answers, tokens or alternatives", "logprobs")
         if asked.most == 0 and not asked.echo:
             raise OpenAIRefused("max_tokens is 0, which only an echo of the prompt has", "max_tokens")
         if asked.stream and (asked.echo or asked.logprobs is not None):
@@ -271,7 +300,6 @@ class OpenAi:
             for place, proof in enumerate(proofs):
                 said[first + place].proof = proof
 
-        self.under_way += asked.answers
         calls = [self._answerer.call() for _ in asked.prompts]
         failed: list[IntellectError] = []
         try:
@@ -285,7 +313,6 @@ class OpenAi:
             # Whatever ended it: a client that has gone, or an answer to another prompt that failed.
             for call in calls:
                 self._answerer.cancel(call)
-            self.under_way -= asked.answers
         if failed:
             raise failed[0]
         for place, one in enumerate(said):
@@ -344,10 +371,12 @@ class _Answering(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_until_gone, receive, nursery.cancel_scope)
-            if self._asked.stream:
-                await self._stream(send)
-            else:
-                response = await self._whole()
+            try:
+                with self._api.place(self._asked):
+                    response = await self._stream(send) if self._asked.stream else await self._whole()
+            except OpenAIRefused as refused:
+                response = refused.response()
+            if response is not None:
                 await response(scope, receive, send)
             nursery.cancel_scope.cancel()
 
@@ -355,14 +384,26 @@ class _Answering(Response):
         asked = self._asked
         try:
             said = await self._api.speak(asked, lambda *heard: None)
-            choices = [await self._choice(place, one) for place, one in enumerate(said)]
+            values = [await self._likelihoods(place, one) for place, one in enumerate(said)]
         except IntellectError as error:
             return OpenAIRefused(f"{error.what}: {error.why}", status=500).response()
+        return await self._api.in_a_thread(self._written, said, values)
+
+    async def _likelihoods(self, place: int, one: _Said) -> list[Likelihood]:
+        asked, prompt = self._asked, self._asked.prompts[place // self._asked.count]
+        if not asked.echo:
+            return await self._api.likelihoods(asked, prompt, one.tokens)
+        # Of an echo all but the first, in one look; what stands before the first nobody knows.
+        return await self._api.likelihoods(asked, prompt[:1], [*prompt[1:], *one.tokens])
+
+    def _written(self, said: list[_Said], values: list[list[Likelihood]]) -> Response:
+        asked = self._asked
+        choices = [self._choice(place, *one) for place, one in enumerate(zip(said, values, strict=True))]
         more = {"prompt_token_ids": asked.prompts[0]} if asked.ids else {}
         kind = "chat.completion" if asked.chat else "text_completion"
         return JSONResponse({**self._head(kind), "choices": choices, "usage": self._usage(said), **more})
 
-    async def _choice(self, place: int, one: _Said) -> dict[str, Any]:
+    def _choice(self, place: int, one: _Said, values: list[Likelihood]) -> dict[str, Any]:
         asked, prompt = self._asked, self._asked.prompts[place // self._asked.count]
         found: dict[str, Any] = {"index": place, "finish_reason": one.ended, "logprobs": None}
         if asked.ids:
@@ -370,17 +411,13 @@ class _Answering(Response):
         if one.proof is not None:
             found["proof"] = one.proof
         if asked.chat:
-            values = await self._api.likelihoods(asked, prompt, one.tokens)
             rows = [
                 self._row(token, value.logprob) | {"top_logprobs": [self._row(*pair) for pair in value.top.items()]}
                 for token, value in zip(one.tokens, values, strict=False)
             ]
             found["logprobs"] = None if asked.logprobs is None else {"content": rows, "refusal": None}
             return found | {"message": {"role": "assistant", "content": one.text, "refusal": None}}
-        # Of an echo all but the first, in one look; what stands before the first nobody knows.
         tokens = [*prompt, *one.tokens] if asked.echo else one.tokens
-        begin = prompt[:1] if asked.echo else prompt
-        values = await self._api.likelihoods(asked, begin, tokens[1:] if asked.echo else tokens)
         texts = [self._api.spell(token) for token in tokens]
         if asked.logprobs is not None:
             blank = [None] * (len(tokens) - len(values))
@@ -474,8 +511,8 @@ async def _until_gone(receive: Receive, scope: trio.CancelScope) -> None:
 # --- the fields of a request ---------------------------------------------------------------------
 
 
-async def _body(request: Request, *, body_seconds: float = 30.0) -> dict[str, Any]:
-    """Raises Refused for one that is too long, comes too slowly, or is no JSON object."""
+async def _body(request: Request, *, body_seconds: float = 30.0) -> bytes:
+    """Raises OpenAIRefused for one that is too long or comes too slowly."""
     data = bytearray()
     with trio.move_on_after(body_seconds) as late:  # that a client may take to send one
         async with aclosing(request.stream()) as parts:
@@ -485,8 +522,13 @@ async def _body(request: Request, *, body_seconds: float = 30.0) -> dict[str, An
                     raise OpenAIRefused(f"the request is longer than {MAX_BODY} bytes", status=413)
     if late.cancelled_caught:
         raise OpenAIRefused(f"the request did not come whole within {body_seconds:g} seconds", status=408)
+    return bytes(data)
+
+
+def _read_body(data: bytes) -> dict[str, Any]:
+    """Raises OpenAIRefused for what is no JSON object."""
     try:
-        found = json.loads(bytes(data))
+        found = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise OpenAIRefused(f"the request is no JSON: {error}") from None
     if not isinstance(found, dict):
@@ -510,12 +552,15 @@ def _refuse_unserved(body: dict[str, Any], *, chat: bool) -> None:
         raise OpenAIRefused(f"{name[:80]!r} is not known" + (f"; did you mean {near[0]!r}?" if near else ""), name[:80])
 
 
+_KINDS = {str: "text", bool: "true or false", dict: "an object"}
+
+
 def _of(body: dict[str, Any], name: str, kind: type, default: Any) -> Any:
     value = body.get(name)
     if value is None:
         return default
     if not isinstance(value, kind):
-        raise OpenAIRefused(f"{name} must be {'text' if kind is str else 'true or false'}", name)
+        raise OpenAIRefused(f"{name} must be {_KINDS[kind]}", name)
     return value
 
 

@@ -122,6 +122,13 @@ async def test_a_client_that_goes_in_mid_stream_frees_the_nodes_engine(
         assert (await place.client.post("/v1/completions", json=body)).status_code == 200
 
 
+@pytest.mark.parametrize("tokens", [[1 << 70], [-1], [1.5], [True], ["1"]])
+def test_tokens_are_numbers_that_an_engine_can_be_told(tokens: list[Any]) -> None:
+    for name in ("prompt", "output"):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.convert({"prompt": [1], name: tokens}, AnswerOrder)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -2,8 +2,10 @@
 
 import json
 import math
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +244,7 @@ def test_text_comes_in_whole_characters_and_what_may_be_a_stop_is_held_back() ->
         ({"stop": [""]}, 400, "stop"),
         ({"logprobs": 21}, 400, "logprobs"),
         ({"stream": True, "echo": True}, 400, "stream"),
+        ({"stream_options": "x"}, 400, "stream_options"),
         ({"seed": 1.5}, 400, "seed"),
         ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0].content"),
@@ -259,6 +262,30 @@ async def test_what_is_not_served_is_refused_by_name(
         # The control: what says nothing is no reason to refuse.
         silent = {"top_p": 1, "tools": None, "presence_penalty": 0, "user": "x", "response_format": {"type": "text"}}
         await asked(client, model="base", prompt="1=", max_tokens=1, **silent)
+
+
+STRANGE = (
+    True, 0, -1, 1, 1 << 63, -(1 << 63), (1 << 63) - 1, 1 << 70, 1.5, "", "x", "\ud800", [], [[]], [[], "1"], [None],
+    [1 << 70], ["\ud800"], ["1", "2"], [{}], [{"role": "user", "content": "\ud800"}], [{"role": [], "content": {}}],
+    {}, {"x": []},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("chat", [True, False])
+async def test_no_value_of_any_field_is_more_than_refused(answerer: Any, chat: bool) -> None:
+    """Each field that is known, with each kind of value: answered, or an error that says why. None is a fault here."""
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    base = {"model": "base", "max_tokens": 1} | (
+        {"messages": [{"role": "user", "content": "1"}]} if chat else {"prompt": "1="}
+    )
+    async with serving(answerer) as (client, _, _):
+        for name in sorted(openai.fields_of(chat=chat) | set(openai._NEUTRAL) | openai._SILENT):
+            for value in STRANGE:
+                for where in (path, "/tokenize"):
+                    data = json.dumps(base | {name: value}).encode()
+                    answer = await client.post(where, content=data)
+                    assert answer.status_code in (200, 400, 404), (where, name, value, answer.text)
+                    assert answer.status_code == 200 or answer.json()["error"]["message"], (where, name, value)
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"model": "base"', b"[" * 100_000])
@@ -285,6 +312,35 @@ async def test_a_key_is_asked_for_and_a_body_has_bounds(answerer: Any, monkeypat
         right = {"Authorization": f"Bearer {KEY}"}
         assert (await client.get("/v1/models", headers=right)).status_code == 200
         assert (await client.post("/v1/completions", content=b" " * 200, headers=right)).status_code == 413
+
+
+async def test_log_probabilities_have_a_bound_as_a_body_has(answerer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai, "MAX_ROWS", 2 * (3 + 2) * 3)
+    async with serving(answerer) as (client, _, _):
+        body = {"model": "base", "prompt": "12=", "max_tokens": 2, "echo": True, "logprobs": 2}
+        assert len((await asked(client, **body, n=2))["choices"]) == 2
+        for more in ({"n": 3}, {"max_tokens": 3, "n": 2}, {"logprobs": 3, "n": 2}):
+            answer = await client.post("/v1/completions", json=body | more)
+            assert answer.status_code == 400 and answer.json()["error"]["param"] == "logprobs"
+
+
+async def test_what_is_looked_at_counts_as_under_way_too(answerer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An echo without a new token is work for the engine as well."""
+    entered, go = threading.Event(), threading.Event()
+    look = answerer.likelihoods
+
+    def slowly(*arguments: Any) -> Any:
+        entered.set()
+        assert go.wait(60)
+        return look(*arguments)
+
+    monkeypatch.setattr(answerer, "likelihoods", slowly)
+    body = {"model": "base", "prompt": ["1="] * 64, "max_tokens": 0, "echo": True, "logprobs": 0}
+    async with serving(answerer) as (client, _, _), trio.open_nursery() as nursery:
+        nursery.start_soon(partial(asked, client, **body))
+        await trio.to_thread.run_sync(entered.wait)
+        assert (await client.post("/v1/completions", json=body)).status_code == 429
+        go.set()
 
 
 async def test_a_client_that_goes_frees_its_row_and_too_many_are_told_to_wait(answerer: Any) -> None:
