@@ -135,9 +135,11 @@ def name_or_path(text: str, base: Path, kind: Kind) -> Name | Path:
         if (name := read_name(text, kind)) is None:
             raise HubError(f"{text[:200]!r} is no name", "it is hf:OWNER/NAME, @COMMIT and #CONFIG/SPLIT", "correct it")
         return name
-    if text.startswith(("/", ".", "~")) or path.exists():
-        return path
-    return read_name(text, kind) or path
+    try:
+        is_here = path.exists()
+    except OSError as error:  # too long, or in a directory that is not ours to look into
+        raise HubError(f"{text[:200]!r} cannot be looked at", error.strerror or str(error), "correct it") from None
+    return path if is_here or text.startswith(("/", ".", "~")) else read_name(text, kind) or path
 
 
 # --- what is there -------------------------------------------------------------------------------

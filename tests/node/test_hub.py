@@ -66,6 +66,8 @@ def test_what_lies_there_wins_over_the_hub(tmp_path: Path) -> None:
     assert hub.name_or_path("me/model", tmp_path, "model") == tmp_path / "me" / "model"
     assert isinstance(hub.name_or_path("hf:me/model", tmp_path, "model"), hub.Name)
     assert hub.name_or_path("./me/nothing", tmp_path, "model") == tmp_path / "me" / "nothing"
+    with pytest.raises(RunFileError, match="name too long"):
+        hub.name_or_path("a" * 300, tmp_path, "model")
 
 
 def test_a_model_is_fetched_once_and_without_what_nobody_reads(site: Hub) -> None:
