@@ -16,6 +16,14 @@ CORRECTION = "e_score_correction_bias"
 """Of a router's experts, as transformers calls it: added to what decides, and not to what an expert counts."""
 
 
+MAX_LAYERS = 1024
+_SIZES = (
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
+    "num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step", "full_attention_interval",
+)  # fmt: skip
+"""Of a config.json, of which none is nothing."""
+
+
 class Gain(Enum):
     """How a norm's weight meets what it normed, and where the product is rounded."""
 
@@ -170,10 +178,24 @@ class Attending:
 PLAIN = Attending()
 
 
+def beyond_bounds(config: Mapping[str, Any]) -> str | None:
+    """Why transformers must not see a config.json: what it does not support here may be anything, and it lists a kind
+    for each layer before anybody asks whether the weights have so many. None if it may."""
+    if (kind := str(config.get("model_type"))) not in ARCHITECTURES:
+        return f"the architecture {kind[:80]!r} is not supported; supported are {', '.join(FAMILIES)}"
+    most = dict.fromkeys(_SIZES, 1 << 31) | {
+        "num_hidden_layers": MAX_LAYERS,
+        **dict.fromkeys(EXPERT_COUNTS, MAX_EXPERTS),
+    }
+    for name, bound in most.items():
+        # What is not said has the family's own number.
+        if (count := config.get(name)) is not None and (type(count) is not int or not 1 <= count <= bound):
+            return f"{name} must be a whole number from 1 to {bound}"
+    return None
+
+
 def unsupported(config: Any) -> str | None:
     """What in a transformers configuration no row describes; None if the model can be computed."""
-    if config.model_type not in ARCHITECTURES:
-        return f"the architecture {config.model_type!r} is not supported; supported are {', '.join(FAMILIES)}"
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = {table.get("rope_type", "default") for table in (rope.values() if _by_layer(rope) else [rope]) if table}
     if odd := sorted(kinds - set(ROPE)):
@@ -213,7 +235,7 @@ def routing_of(config: Any) -> Routing | None:
     if not layers:
         return None
     # Under one name or the other; what transformers calls by both it writes into config.json by one.
-    experts = next(int(found) for name in EXPERT_COUNTS if (found := getattr(config, name, None)))
+    experts = next((int(found) for name in EXPERT_COUNTS if (found := getattr(config, name, None))), 0)
     return Routing(layers, experts, config.num_experts_per_tok)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from node.inference.adapters import MOST_ADAPTERS
-from node.inference.architectures import FAMILIES, unsupported, written_out
+from node.inference.architectures import FAMILIES, beyond_bounds, unsupported, written_out
 from node.inference.decoding import TorchDecoder
 from node.inference.engine import Decoder, FinishedSequence, Prefill, Weights
 from node.inference.errors import EngineError, ModelError, ran_out
@@ -57,6 +57,8 @@ def build_model(model_dir: Path, device: str = "cpu") -> Any:
         refused.append(f"{QUANTIZATION} (other than MXFP4)")
     if refused:
         raise _model_error(model_dir, f"config.json uses {', '.join(refused)}, which this engine does not support")
+    if why := beyond_bounds(language_config(raw)):
+        raise _model_error(model_dir, f"config.json: {why}")
     try:
         config = AutoConfig.from_pretrained(str(model_dir), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises whatever the config's values break

@@ -17,9 +17,9 @@ from node.inference.architectures import (
     ARCHITECTURES,
     DELTA_SIZES,
     EXPERT_COUNTS,
-    FAMILIES,
     DeltaShape,
     ExpertParts,
+    beyond_bounds,
     recalling_layers,
 )
 from node.inference.model_files import TIED, language_config
@@ -309,9 +309,9 @@ def shape_of(model_dir: Path) -> DecoderShape:
     path = model_dir / "config.json"
     try:
         config: dict[str, Any] = language_config(json.loads(path.read_bytes()))
+        if why := beyond_bounds(config):
+            raise ValueError(why)
         kind, heads, hidden = config["model_type"], config["num_attention_heads"], config["hidden_size"]
-        if kind not in FAMILIES:
-            raise ValueError(f"model_type is {kind}; known: {', '.join(FAMILIES)}")
         return msgspec.convert(
             {
                 "hidden": hidden,
@@ -349,7 +349,7 @@ def _experts(kind: str, config: dict[str, Any]) -> dict[str, Any]:
     if not with_experts:
         return {}
     return {
-        "experts": next(config[name] for name in EXPERT_COUNTS if config.get(name)),
+        "experts": next((config[name] for name in EXPERT_COUNTS if config.get(name)), 0),
         "chosen": config["num_experts_per_tok"],
         "expert": config[parts.width],
         "expert_biases": parts.clamped,

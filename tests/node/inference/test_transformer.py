@@ -3,6 +3,7 @@
 import json
 import shutil
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 from node.inference import matrices
 from node.inference.errors import EngineError, ModelError
 from node.inference.torch_engine import build_model
+from node.training.errors import TrainingError
+from node.training.sizing import shape_of
 from tests.node.inference.models import CONFIGURATIONS, VOCABULARY, engine_model, kernel_of, transformers_model
 
 CLOSE = {"qwen3_5_text": 1e-5, "qwen3_5_moe_text": 1e-5, "qwen3_next": 1e-5}
@@ -113,3 +116,24 @@ def test_what_the_pass_does_not_know_is_named(tiny_assets: Path, tmp_path: Path,
     (model / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(ModelError, match=said):
         build_model(model, "meta")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_hidden_layers": 1 << 40},
+        {"num_hidden_layers": 0},
+        {"num_hidden_layers": 2.0},
+        {"model_type": []},
+        {"model_type": "qwen3_moe", "num_experts": 1 << 40},
+        {"model_type": "qwen3_moe", "num_experts": 4, "decoder_sparse_step": 0},
+        {"num_attention_heads": 0, "head_dim": None},
+    ],
+    ids=str,
+)
+def test_counts_that_nobody_could_build_are_refused_before_anybody_counts(tmp_path: Path, change: dict) -> None:
+    """A list of a kind for each of 2^40 layers is made by transformers' own reader, and by ours that sizes models."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGURATIONS["qwen3"].to_dict() | change))
+    for read in (partial(build_model, device="meta"), shape_of):
+        with pytest.raises((ModelError, TrainingError), match=r"must be a whole number|is not supported"):
+            read(tmp_path)
