@@ -30,7 +30,6 @@ EXAMPLES = (
     "intellect-node train --dir runs/dppo-4 --resume --steps 300   |   "
     "intellect-node train --run examples/pretrain.toml --peers 4"
 )
-HIGHEST_LEVEL = 8
 
 
 def command(
@@ -60,7 +59,7 @@ def command(
         typer.Option(
             "--async-level",
             min=0,
-            max=HIGHEST_LEVEL,
+            max=8,
             help="Steps by which sampling lags. Default: 1, or 0 if the run allows no staleness.",
         ),
     ] = None,

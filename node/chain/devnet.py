@@ -45,7 +45,6 @@ if TYPE_CHECKING:  # it takes a second, and most that is said of a chain needs n
     from web3 import Web3
 
 HOST = "127.0.0.1"
-READY_SECONDS = 20.0
 STOP_SECONDS = 10.0
 log = structlog.get_logger()
 
@@ -336,7 +335,7 @@ class Devnet:
         url = f"http://{HOST}:{record.port}"
         answers = lambda: _block_number(url) is not None
         ended = lambda: self._anvil is None or self._anvil.poll() is not None
-        if looked(lambda: answers() or ended(), 0.03, READY_SECONDS) and not ended():
+        if looked(lambda: answers() or ended(), 0.03, 20.0) and not ended():
             return
         tail = (self.directory / "anvil.log").read_bytes()[-400:].decode(errors="replace").strip()
         raise DevnetError("the local chain does not start", tail or "anvil does not answer", "look into anvil.log")

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-MOST_TEXT = 700
 CHECKED = (
     "Whoever has the weights can check them; who trained whom, and whether the numbers above are true, they do not say."
 )
@@ -156,7 +155,7 @@ def _line(text: str) -> str:
     return re.sub(r"[^\w ./@:+,#-]", "", text)[:200]
 
 
-def _fenced(text: str, kind: str = "", most: int = MOST_TEXT) -> str:
+def _fenced(text: str, kind: str = "", most: int = 700) -> str:
     """In a fence that is longer than any in it."""
     cut = text if len(text) <= most else text[:most] + "…"
     mark = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", cut)), default=0))

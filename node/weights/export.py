@@ -40,8 +40,6 @@ from protocol.policy import (
 )
 from protocol.policy_patch import forms
 
-# As Hugging Face cuts them: loaders then map one file after the other.
-DEFAULT_SHARD_BYTES = 5_000_000_000
 CONFIG_NAME = "config.json"
 OnBytes = Callable[[int], object]
 """Called with bytes done since the last call."""
@@ -78,7 +76,7 @@ def export_model(
     assets: Mapping[str, Path],
     out: Path,
     *,
-    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    shard_bytes: int = 5_000_000_000,  # as Hugging Face cuts them: loaders then map one file after the other
     on_progress: OnBytes = lambda _: None,
 ) -> Exported:
     """Write the directory `out`, which must not exist. assets: the model's other files (configuration, tokenizer).

@@ -46,7 +46,6 @@ def formed(names: Sequence[bytes], form: DigestForm | None) -> Sequence[bytes]:
 
 SIGNED = b"libp2p-pubsub:"
 """Before the bytes of a message that its author signs."""
-KNOWN_KEYS = 4096
 
 
 def name_of(message: rpc_pb2.Message) -> bytes:
@@ -74,7 +73,7 @@ def is_authentic(message: rpc_pb2.Message) -> bool:
         return False
 
 
-@lru_cache(maxsize=KNOWN_KEYS)
+@lru_cache(maxsize=4096)
 def _key_of(author: bytes) -> PublicKey | None:
     try:
         return ID(author).extract_public_key()
