@@ -197,7 +197,10 @@ def beyond_bounds(config: Mapping[str, Any]) -> str | None:
 def unsupported(config: Any) -> str | None:
     """What in a transformers configuration no row describes; None if the model can be computed."""
     rope = getattr(config, "rope_parameters", None) or {}
-    kinds = {table.get("rope_type", "default") for table in (rope.values() if _by_layer(rope) else [rope]) if table}
+    tables = [table for table in (rope.values() if _by_layer(rope) else [rope]) if table]
+    if not all(isinstance(table, Mapping) for table in tables):
+        return "positions that are described by no table are not supported"
+    kinds = {table.get("rope_type", "default") for table in tables}
     if odd := sorted(kinds - set(ROPE)):
         return f"positions of kind {odd[0]!r} are not supported; supported are {', '.join(ROPE)}"
     known = (*LAYERS, DELTA) if ARCHITECTURES[config.model_type].delta else LAYERS

@@ -107,6 +107,7 @@ def test_a_way_to_attend_that_knows_no_windows_is_refused_them() -> None:
         ),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic'"),
         ({"layer_types": ["chunked_attention"] * 2}, "'chunked_attention' are not supported; supported are full_att"),
+        ({"rope_parameters": {"full_attention": {}, "sliding_attention": 3}}, "described by no table"),
         ({"clip_qkv": 8.0}, "queries, keys and values that are clipped"),
     ],
 )
