@@ -20,6 +20,7 @@ MAX_LAYERS = 1024
 _SIZES = (
     "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
     "num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step", "full_attention_interval",
+    "shared_expert_intermediate_size", "n_shared_experts",
 )  # fmt: skip
 """Of a config.json, of which none is nothing."""
 
@@ -196,6 +197,8 @@ def beyond_bounds(config: Mapping[str, Any]) -> str | None:
 
 def unsupported(config: Any) -> str | None:
     """What in a transformers configuration no row describes; None if the model can be computed."""
+    if not (getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads):
+        return f"{config.num_attention_heads} heads of a width of {config.hidden_size} together are not supported"
     rope = getattr(config, "rope_parameters", None) or {}
     tables = [table for table in (rope.values() if _by_layer(rope) else [rope]) if table]
     if not all(isinstance(table, Mapping) for table in tables):

@@ -51,7 +51,7 @@ class ModelSize:
     def of(cls, config: Any, parameters: int) -> Self:
         """config: of transformers, of a decoder."""
         routing = routing_of(config)
-        intermediate = getattr(config, "intermediate_size", 0)  # no layer may have it where all have experts
+        intermediate = getattr(config, "intermediate_size", 0) or 0  # no layer may have it where all have experts
         if routing:  # those of a token, and the token once for each
             of_experts = routing.chosen * (expert_width(config) + config.hidden_size)
             intermediate = max(intermediate, of_experts + shared_width(config))

@@ -119,6 +119,12 @@ def test_what_the_pass_does_not_know_is_named(tiny_assets: Path, tmp_path: Path,
         build_model(model, "meta")
 
 
+def test_heads_of_no_width_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGURATIONS["granite"].to_dict() | {"hidden_size": 3}))
+    with pytest.raises(ModelError, match="4 heads of a width of 3"):
+        build_model(tmp_path, "meta")
+
+
 @pytest.mark.parametrize(
     "change",
     [
