@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from node.inference.errors import ModelError
+from node.inference.errors import ModelError, panics_as_errors
 from node.inference.model_files import MAX_CONFIG_BYTES, read_json
 
 Messages = Sequence[Mapping[str, str]]
@@ -153,7 +153,10 @@ def _asked_for(directory: Path) -> ChatTemplate:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+        with panics_as_errors():
+            tokenizer: Any = AutoTokenizer.from_pretrained(
+                str(directory), local_files_only=True, trust_remote_code=False
+            )
         if tokenizer.chat_template:
             return ChatTemplate(tokenizer.get_chat_template(), tokenizer.special_tokens_map)
     except Exception as error:

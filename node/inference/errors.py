@@ -1,5 +1,8 @@
 """What can be wrong with an engine, its model or its process."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from protocol.errors import IntellectError
 
 
@@ -24,6 +27,17 @@ class EngineCrashed(EngineError):
     def __init__(self, what: str, why: str, remedy: str, *, blameless: bool = False) -> None:
         super().__init__(what, why, remedy)
         self.blameless = blameless
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Of panics in Rust the tokenizers' library makes what is no Exception, and would end the process."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ == "PanicException":
+            raise RuntimeError(str(error)) from None
+        raise
 
 
 # Errors after which an engine's process is of no use any more, in words for its owner.

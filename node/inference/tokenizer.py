@@ -16,7 +16,7 @@ from typing import Any, Self
 from tokenizers import Tokenizer
 
 from node.inference.chat_template import Render, eos_texts, load_template, turn_end
-from node.inference.errors import ModelError
+from node.inference.errors import ModelError, panics_as_errors
 from node.inference.model_files import language_config, read_json
 
 MAX_TOKENIZER_BYTES = 64 * 1024**2
@@ -41,12 +41,13 @@ class LocalTokenizer:
         try:
             if path.stat().st_size > MAX_TOKENIZER_BYTES:
                 raise ValueError(f"larger than {MAX_TOKENIZER_BYTES} bytes")
-            self._tokenizer = Tokenizer.from_file(str(path))
-            check_draws_nothing(self._tokenizer)
-            check_growth(self._tokenizer)
-            # Either would make a text's tokens depend on what stands beside it, or end it early.
-            self._tokenizer.no_padding()
-            self._tokenizer.no_truncation()
+            with panics_as_errors():
+                self._tokenizer = Tokenizer.from_file(str(path))
+                check_draws_nothing(self._tokenizer)
+                check_growth(self._tokenizer)
+                # Either would make a text's tokens depend on what stands beside it, or end it early.
+                self._tokenizer.no_padding()
+                self._tokenizer.no_truncation()
         except Exception as error:  # tokenizers raises bare Exception
             raise ModelError(
                 "the tokenizer cannot be loaded",
@@ -112,11 +113,9 @@ class LocalTokenizer:
     def _told(self) -> Iterator[None]:
         """A pattern that runs into its own limit, or a word without a token: each is the tokenizer's fault."""
         try:
-            yield
-        except BaseException as error:
-            # Of Rust's panics the library makes what is no Exception, and would end the process.
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-                raise
+            with panics_as_errors():
+                yield
+        except Exception as error:
             raise ModelError(
                 "the tokenizer cannot be used", f"{self._dir}: {str(error)[:200]}", "correct its tokenizer.json"
             ) from None

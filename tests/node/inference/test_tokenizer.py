@@ -210,3 +210,14 @@ def test_a_directory_that_names_no_end_is_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_text(json.dumps({k: v for k, v in told.items() if not k.startswith("eos_token")}))
     with pytest.raises(ModelError, match="which token ends"):
         LocalTokenizer(tmp_path)
+
+
+def test_a_tokenizer_that_its_library_panics_over_is_refused_like_any_other(tmp_path: Path) -> None:
+    """A panic is no Exception of Python's: it would end whoever reads a stranger's run."""
+    write_config(tmp_path, 16, hidden=64, layers=1)
+    pieces = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
+    told = json.loads(pieces.to_str())
+    told["model"]["continuing_subword_prefix"] = "longer than any piece"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(told))
+    with pytest.raises(ModelError, match="out of range"):
+        LocalTokenizer(tmp_path)
