@@ -326,11 +326,14 @@ async def own_rows(found: Inspected, rollout: RolloutSpec) -> Rows:
     """The rows of the report that this node's own engine wrote, which is needed no more then."""
     if not found.report_path:
         return {}
-    report = Path(found.report_path)
+    return await trio.to_thread.run_sync(_taken, Path(found.report_path), rollout)
+
+
+def _taken(report: Path, rollout: RolloutSpec) -> Rows:
     try:
-        data = await trio.to_thread.run_sync(report.read_bytes)
+        data = report.read_bytes()
     finally:
-        report.unlink(missing_ok=True)  # noqa: ASYNC240 - one small local file
+        report.unlink(missing_ok=True)
     return by_group(decode_report(data, rollout.samples_per_file).rows)
 
 
