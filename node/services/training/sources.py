@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import msgspec
+import trio
 from blake3 import blake3
 
 from node.recipe.pool import Origin
@@ -63,5 +64,6 @@ async def origins_of(
 
 async def _own_report(context: Context, work: RegisteredWork, rows: Sequence[ReportRow]) -> ReportSource:
     header = ReportHeader(work.commitment.file_root.hex(), work.commitment.policy_root.hex())
-    info = await context.blobs.add(encode_report(ValidatorReport(header, tuple(rows))))
+    report = ValidatorReport(header, tuple(rows))
+    info = await context.blobs.add(await trio.to_thread.run_sync(encode_report, report))
     return ReportSource(context.key.address, info.root, info.size)
