@@ -25,7 +25,7 @@ from node.chain.ledger import Ledger
 from node.changes import every
 from node.progress import TROUBLE, ProgressRecord
 from node.services.base import Service
-from node.swarm.membership import Membership, SlashRecord
+from node.swarm.membership import Membership
 from protocol.identity import Address
 
 
@@ -119,7 +119,7 @@ class Events(Service):
                 self._note(event, node)
                 self._membership.left(node)
             case Slashed():
-                self._membership.slash(_record(event))
+                self._membership.slash(event)
             case SlashOverturned(node=node):
                 pardoned = node not in self.ledger.slashed  # a conviction by its own signatures stays
                 for record in [known for known in self._membership.slashed if known.node == node and pardoned]:
@@ -161,13 +161,8 @@ class Events(Service):
             case Slashed(node=node, transaction=transaction):
                 self._membership.unslash(node, transaction)
             case SlashOverturned(node=node) if node in self.ledger.slashed:
-                self._membership.slash(_record(self.ledger.slashed[node]))
+                self._membership.slash(self.ledger.slashed[node])
             case TrainersSeated() | TermTaken() | TermHeld() | TermEnded():
                 self._membership.terms.undo()
             case ValidatorsSet() | ValidatorStruck() if self._benches:
                 self._membership.appoint(*self._benches.pop())
-
-
-def _record(event: Slashed) -> SlashRecord:
-    root = event.file_root.hex()
-    return SlashRecord(event.node, event.provider, event.amount, event.reason, event.transaction, event.block, root)
