@@ -82,7 +82,10 @@ class Neighbours:
         answer."""
         found = dict.fromkeys(self._sought())
         room = MOST - sum(not self._is_barred(member) for member in found)
-        for member in chain(self._kept(), self._others()):
+        # Who is connected stays: a draw that changed with all that is heard would drop one link for another. Not the
+        # trainer and validators, which have few places.
+        there = self._links & self._there.keys() - self._wanted.keys()
+        for member in chain((one for one in self._chosen if one in there), self._others()):
             if room <= 0:
                 break
             if member not in found:
@@ -90,14 +93,6 @@ class Neighbours:
                 room -= 1
         self._chosen = found
         return found
-
-    def _kept(self) -> Iterator[Address]:
-        """Who is connected stays: a draw that changed with all that is heard would drop one link for another. Not the
-        trainer and validators, which have few places."""
-        return (each for each in self._chosen if self._stays(each))
-
-    def _stays(self, member: Address) -> bool:
-        return member in self._links and member in self._there and member not in self._wanted
 
     def _others(self) -> Iterator[Address]:
         """In the order of the draw: those that are alive, those that were heard once, and of all others so many as are

@@ -31,9 +31,6 @@ from protocol.statements import work_id
 
 PROTOCOL = "/intellect-node/own/1"
 MAX_ANSWER = 1 << 20
-ANSWER_EVERY = 10.0
-"""Seconds between two answers to one asker."""
-MAX_ASKERS = 1024
 
 
 class OwnAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
