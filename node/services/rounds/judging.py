@@ -18,12 +18,12 @@ import structlog
 import trio
 
 from node.bounded_dict import BoundedDict
-from node.changes import Changes, seen
+from node.changes import Changes
 from node.inference.client import EngineChild
 from node.inference.link import OnProgress
 from node.inference.wire import AnsweredMessage, Inspect, Inspected, LoadPolicy, R, ShardOrder, answer_to
 from node.services.certifier import Certifier
-from node.services.context import Context
+from node.services.context import Context, owed
 from node.services.judging.judge import OwnTrouble, Validator
 from node.services.rounds.applying import Rounds
 from node.services.rounds.batches import Batches
@@ -194,25 +194,12 @@ class ContributionJudge:
             await self._changed.until(lambda: not is_open())
 
     async def _had(self, root: bytes, node: Address, most: int) -> Path | None:
-        """A file that a peer owes, from it or another validator; None if nobody hands it over in time. Raises
-        OwnFailure."""
-        context, seconds = self._context, self._context.run.spec.audit.delivery_seconds
-        others = [one for one in context.state.validators() if one != context.key.address]
-        path: Path | None = None
-
-        async def is_here() -> bool:
-            nonlocal path
-            try:
-                path = await context.blobs.fetch(root, [node, *others], max_size=most, timeout=seconds)
-            except OwnFailure:
-                raise
-            except IntellectError as error:
-                log.info("state.unavailable", node=node, why=error.why)
-            return path is not None
-
-        with trio.move_on_after(seconds):
-            await seen(is_here, 1.0)
-        return path
+        """A file that a peer owes, from it or another validator. As `owed`."""
+        seconds, sources = (
+            self._context.run.spec.audit.delivery_seconds,
+            lambda: [node, *self._context.state.validators()],
+        )
+        return await owed(self._context, root, sources, most, seconds, "state.unavailable")
 
     async def _hear_claim(self, node: Address, replica_id: int) -> None:
         with trio.move_on_after(self._claim_seconds):

@@ -23,12 +23,8 @@ async def gather(context: Context, folder: TaskFolder, work: RegisteredWork) -> 
     votes = context.state.vote_set.accepting(work.id)
     report = await _report(context, work, votes)
     commitment = work.commitment
-    file = await context.blobs.fetch(
-        commitment.file_root,
-        [work.node, *votes],
-        max_size=work.most_bytes,
-        timeout=FETCH_TIMEOUT,
-    )
+    root, sources = commitment.file_root, [work.node, *votes]
+    file = await context.blobs.fetch(root, sources, max_size=work.most_bytes, timeout=FETCH_TIMEOUT)
     context.state.register.was_delivered(work)
     record = ShardRecord(
         shard=commitment.index,

@@ -59,11 +59,9 @@ class TaskScheduler(Service):
         directory: Path,
         label_queue: LabelQueue | None = None,
         teacher_queue: TeacherQueue | None = None,
-        *,
-        look_every: float = 1.0,
     ) -> None:
         # Seconds until tasks are looked at though nothing was heard: what only time decides, and what waits for judges.
-        self._look_every = look_every
+        self._look_every = 1.0
         self._context = context
         self._directory = directory
         run = context.run.spec

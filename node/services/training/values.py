@@ -113,8 +113,7 @@ class Believed(msgspec.Struct, frozen=True):
 
 class Values:
     """Which values the trainer believes. look: None where this node cannot recompute anything; taken_back: told of
-    works whose values rested on somebody who is not believed any more; hopeless: told why nobody is left to believe.
-    hedge_seconds: so long other reports may come behind the first one; longer where that took longer."""
+    works whose values rested on somebody who is not believed any more; hopeless: told why nobody is left to believe."""
 
     def __init__(
         self,
@@ -124,11 +123,8 @@ class Values:
         taken_back: Callable[[WorkId], object],
         hopeless: Callable[[str], None] = lambda why: None,
         shares: LookShares | None = None,
-        fetch_seconds: float = 30.0,
-        hedge_seconds: float = 1.0,
     ) -> None:
         self._shares = shares or LookShares()
-        self._fetch_seconds, self._hedge_seconds = fetch_seconds, hedge_seconds
         self._context = context
         self._rollout = context.run.spec.rollout
         self._tolerance = context.run.spec.audit.logprob_tolerance
@@ -203,7 +199,7 @@ class Values:
             said = max(votes[author].report_size for author in authors)  # one that says too little spoils nobody's
             limit = min(said, self._rollout.most_report_bytes)
             try:
-                had[root] = await self._context.blobs.fetch(root, authors, max_size=limit, timeout=self._fetch_seconds)
+                had[root] = await self._context.blobs.fetch(root, authors, max_size=limit, timeout=30.0)
             except (OwnFailure, OSError) as error:
                 own.update(authors)
                 log.warning("report.not_taken_in", validators=authors, why=str(error))
@@ -211,11 +207,10 @@ class Values:
             except IntellectError as error:
                 log.info("report.unavailable", validators=authors, why=error.why)
                 return
-            seconds = self._context.clock.monotonic() - began
-            # Once one report is here the others get as long again: a file must not wait for whoever serves none.
-            nursery.cancel_scope.deadline = min(
-                nursery.cancel_scope.deadline, trio.current_time() + max(self._hedge_seconds, seconds)
-            )
+            # Once one report is here the others get as long again, a second at least: a file must not wait for whoever
+            # serves none.
+            seconds = max(1.0, self._context.clock.monotonic() - began)
+            nursery.cancel_scope.deadline = min(nursery.cancel_scope.deadline, trio.current_time() + seconds)
 
         async with trio.open_nursery() as nursery:
             for root, authors in by_root.items():
