@@ -299,7 +299,10 @@ class Validator(Service):
         order = msgspec.structs.replace(
             Inspect.of(work.commitment, path, self._scratch / report), groups=groups, second_look=second_look, task=task
         )
-        return await _here(self._engine.ask(order, timeout=300.0, policy=load))
+        return await _here(self._engine_for(work).ask(order, timeout=300.0, policy=load))
+
+    def _engine_for(self, work: RegisteredWork) -> EngineChild:
+        return self._engine
 
     async def _basis(self, work: RegisteredWork) -> tuple[ShardOrder | None, LoadPolicy]:
         """What the file was made from: a policy, or a task and the policy that it names."""

@@ -49,13 +49,12 @@ class Events(Service):
         nursery.start_soon(self.run)
         await nursery.start(self._follower.run)
         with trio.move_on_after(60.0):
-            while self._follower.block is None and not self._goes_on_without():
+            # Once the chain was asked in vain, what is known of the pool from before is gone on with, if that is more
+            # than ourselves.
+            known = self._membership.addresses
+            while self._follower.block is None and not (self._follower.unanswered and known()):
                 with trio.move_on_after(1.0):  # members that are known from before may come a little later
                     await self._follower.looked.wait()
-
-    def _goes_on_without(self) -> bool:
-        """The chain was asked in vain, and what was known of the pool before is more than ourselves."""
-        return self._follower.unanswered and len(self._membership.addresses()) > 0
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:

@@ -30,7 +30,6 @@ from node.services.rounds.batches import Batches
 from node.services.training.stating import make
 from node.services.workplace import Workplace
 from node.swarm.facts import PeerTold, WorkTouched
-from node.swarm.policies import PolicyIndex
 from node.swarm.register import RegisteredWork
 from node.swarm.vote_set import FileState
 from node.training.batch import encode_batch
@@ -271,30 +270,6 @@ class ContributionJudge:
         )
 
 
-class BothKinds:
-    """Contributions to the learner, files of rollouts to the engine."""
-
-    def __init__(self, policies: PolicyIndex, looks: ContributionJudge, engine: EngineChild) -> None:
-        self._policies, self._looks, self._engine = policies, looks, engine
-
-    @property
-    def engine_name(self) -> str:
-        return getattr(self._engine, "engine_name", "")
-
-    async def ask(
-        self,
-        request: AnsweredMessage[R],
-        *,
-        timeout: float,
-        policy: LoadPolicy | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> R:
-        order: Any = request
-        known = self._policies.find(order.policy_root) if isinstance(order, Inspect) else None
-        which: EngineChild = self._looks if known is not None and known.outer else self._engine
-        return await which.ask(request, timeout=timeout, policy=policy, on_progress=on_progress)
-
-
 class ContributionValidator(Validator):
     """A validator of a run with rounds. engine: for the rollouts that it learns from, None where that is text."""
 
@@ -307,8 +282,7 @@ class ContributionValidator(Validator):
         certifier: Certifier,
         engine: EngineChild | None = None,
     ) -> None:
-        child = looks if engine is None else BothKinds(context.state.policies, looks, engine)
-        super().__init__(context, child, None, *given, certifier=certifier)
+        super().__init__(context, engine or looks, None, *given, certifier=certifier)
         self._rounds, self._looks, self._samples = rounds, looks, engine is not None
 
     @classmethod
@@ -330,6 +304,10 @@ class ContributionValidator(Validator):
             nursery.start_soon(self._looks.hear)
             if self._samples:
                 await super()._heed_others()
+
+    def _engine_for(self, work: RegisteredWork) -> EngineChild:
+        """Contributions to the learner, files of rollouts to the engine."""
+        return self._looks if work.contribution else self._engine
 
     async def _basis(self, work: RegisteredWork) -> tuple[ShardOrder | None, LoadPolicy]:
         """The outer state that a contribution begins at, with its round, or the policy that a file was sampled with."""

@@ -280,7 +280,8 @@ class TaskScheduler(Service):
             # Half-way, once: validators that have lost the commitment in gossip still have time to look.
             elif state is FileState.OPEN and trio.current_time() - work.at > patience / 2 and id not in self._asked:
                 self._asked[id] = None
-                nursery.start_soon(self._ask_again, work)
+                asked = VerdictRequested(pool=self._context.pool, commitment=work.signed.raw)
+                nursery.start_soon(self._context.board.post, asked)
 
     async def _gather(self, own: Owned, work: RegisteredWork) -> None:
         shard = work.commitment.index
@@ -295,9 +296,6 @@ class TaskScheduler(Service):
             await trio.sleep(self._look_every)
         finally:
             own.busy.discard(shard)
-
-    async def _ask_again(self, work: RegisteredWork) -> None:
-        await self._context.board.post(VerdictRequested(pool=self._context.pool, commitment=work.signed.raw))
 
     def _described(self, id: TaskId, own: Owned) -> dict[str, Any]:
         task: Task | None = self._context.state.tasks.find(id)

@@ -1,6 +1,6 @@
 """Where the values of a file's groups come from, so that a manifest can name them and anybody can fetch them again."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 from blake3 import blake3
@@ -52,16 +52,12 @@ async def origins_of(
     own = sorted(rows.keys() - sources.keys())
     known = dict(sources)
     if own:
-        source = await _own_report(context, work, [row for group in own for row in rows[group]])
-        known |= dict.fromkeys(own, source)
+        header = ReportHeader(work.commitment.file_root.hex(), work.commitment.policy_root.hex())
+        report = ValidatorReport(header, tuple(row for group in own for row in rows[group]))
+        info = await context.blobs.add(encode_report(report))
+        known |= dict.fromkeys(own, ReportSource(context.key.address, info.root, info.size))
     size = work.signed.message.size
     return {
         group: Origin(work.commitment, size, address_bytes(one.author), one.root, one.size)
         for group, one in known.items()
     }
-
-
-async def _own_report(context: Context, work: RegisteredWork, rows: Sequence[ReportRow]) -> ReportSource:
-    header = ReportHeader(work.commitment.file_root.hex(), work.commitment.policy_root.hex())
-    info = await context.blobs.add(encode_report(ValidatorReport(header, tuple(rows))))
-    return ReportSource(context.key.address, info.root, info.size)
