@@ -18,7 +18,7 @@ import structlog
 import trio
 
 from node.bounded_dict import BoundedDict
-from node.changes import Changes
+from node.changes import Changes, side_by_side
 from node.inference.client import EngineChild
 from node.inference.link import OnProgress
 from node.inference.wire import AnsweredMessage, Inspect, Inspected, LoadPolicy, R, ShardOrder, answer_to
@@ -300,10 +300,8 @@ class ContributionValidator(Validator):
             self.own_lots.policy(round_)
 
     async def _heed_others(self) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._looks.hear)
-            if self._samples:
-                await super()._heed_others()
+        others = [super()._heed_others] if self._samples else []
+        await side_by_side(self._looks.hear, *others)
 
     def _engine_for(self, work: RegisteredWork) -> EngineChild:
         """Contributions to the learner, files of rollouts to the engine."""
