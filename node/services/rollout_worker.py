@@ -24,10 +24,9 @@ from node.services.context import Context, Rate
 from node.services.workplace import Workplace
 from node.swarm.batch_usage import BatchUsage
 from node.swarm.facts import RunTold
-from node.swarm.files_ahead import FilesAhead, WorkFate
+from node.swarm.files_ahead import ActiveWorkers, FilesAhead, UnclaimedShare, WorkFate
 from node.swarm.membership import is_cut_off, voices
 from node.swarm.register import RegisteredWork, WorkId
-from node.swarm.unclaimed import ActiveWorkers, UnclaimedShare
 from node.swarm.vote_set import FileState
 from node.weights.policy_cache import HeldPolicy
 from protocol.earnings import most_files

@@ -25,9 +25,8 @@ from node.recipe.join import join
 from node.recipe.label_queue import LabelRequest, without_rewards
 from node.recipe.pool import Group, Key, Origin
 from node.services.context import Context
-from node.services.training.sources import origins_of
 from node.services.training.stage_timings import StageTimings
-from node.services.training.values import Believed, OwnLook, Values
+from node.services.training.values import Believed, OwnLook, Values, origins_of
 from node.swarm.facts import WorkTouched
 from node.swarm.register import RegisteredWork, WorkId
 from node.swarm.vote_set import FileState
