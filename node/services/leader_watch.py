@@ -4,7 +4,6 @@ Each validator goes by what it lived through itself; a term ends where a quorum 
 of this machine's own trouble, and what others say may only keep a validator from speaking (ADR 125).
 """
 
-from functools import partial
 from itertools import pairwise
 
 from node.audit.looks import LookHistory
@@ -19,7 +18,7 @@ from node.weights.fetch_history import FetchHistory
 from protocol.checks import Reason
 from protocol.identity import Address
 from protocol.liveness import MISSED_UNHEALTHY, heartbeat_interval
-from protocol.messages import Signed, StepVerdict
+from protocol.messages import StepVerdict
 
 
 class LeaderWatch:
@@ -35,11 +34,12 @@ class LeaderWatch:
 
     async def run(self) -> None:
         """Count what is accepted, and note who could look at a step, until cancelled."""
-        await side_by_side(partial(self._context.handle, self._hear, StepVerdict), self._count)
+        await side_by_side(self._hear_verdicts, self._count)
 
-    def _hear(self, one: Signed[StepVerdict]) -> None:
-        if one.message.reason != Reason.LEFT_OUT:  # that is told from what everybody hears
-            self._looked[one.author] = one.message.statement.term, self._context.clock.monotonic()
+    async def _hear_verdicts(self) -> None:
+        async for one in self._context.facts.subscribe(StepVerdict):
+            if one.message.reason != Reason.LEFT_OUT:  # that is told from what everybody hears
+                self._looked[one.author] = one.message.statement.term, self._context.clock.monotonic()
 
     async def _count(self) -> None:
         state = self._context.state
