@@ -3,7 +3,7 @@
 Everything that needs no model is checked of every file; which groups go through the model is decided by this
 validator's lots. What goes wrong on this side (its engine, its own fetches of policies) is never held against a
 worker: such a file waits, and in the end gets no verdict from here. How files come here is `fetching.py`, how verdicts
-go out `pronouncing.py`; consequences are `node.services.court`'s.
+go out `verdict_publisher.py`; consequences are `node.services.court`'s.
 """
 
 from collections import deque
