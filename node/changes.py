@@ -1,7 +1,7 @@
 """Waits for what several causes may bring about: whoever changes something tells, and who waits looks again.
 
 `Changes` wakes all who wait, and tells listeners; `Bell` wakes one, and keeps what rang while nobody waited. What no
-event tells is done again and again (`every`), or looked at (`seen`).
+event tells is done again and again (`every`), or looked at (`seen`). Several stories are told `side_by_side`.
 """
 
 import math
@@ -63,6 +63,13 @@ async def every(seconds: float | Callable[[], float], do: Callable[[], object], 
             await done
         at_once = True
         await trio.sleep(seconds() if callable(seconds) else seconds)
+
+
+async def side_by_side(*stories: Callable[[], Awaitable[object]]) -> None:
+    """All of these beside each other; returns once the last of them is over."""
+    async with trio.open_nursery() as nursery:
+        for story in stories:
+            nursery.start_soon(story)
 
 
 async def seen(so: Callable[[], bool | Awaitable[bool]], seconds: float) -> None:

@@ -104,6 +104,7 @@ from node.state.pen import Pen, mark_place
 from node.status import StatusPage
 from node.swarm.membership import Membership
 from node.web.front import Front
+from protocol.checks import reason_name
 from protocol.errors import IntellectError
 from protocol.identity import Address, NodeKey
 from protocol.statements import Domain
@@ -613,7 +614,8 @@ class Daemon:
         await until_evicted(membership, chain, pool)
         self.manager.become("evicted")
         record = next((record for record in membership.slashed if record.node == membership.own), None)
-        why = f"reason {record.reason_name}, {record.amount / 1e18:g} tokens, {record.transaction}" if record else ""
+        reason, amount = (reason_name(record.reason), record.amount) if record else ("", 0)
+        why = f"reason {reason}, {amount / 1e18:g} tokens, {record.transaction}" if record else ""
         self.progress.tell("slashed", f"this node was evicted: {why or 'by a quorum of the validators'}")
         raise EvictedError(
             "this node was evicted from the pool",

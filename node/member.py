@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -32,7 +33,7 @@ from node.network.interface import Network
 from node.swarm.board import Board
 from node.swarm.claims import Claims, Prover
 from node.swarm.dialback import DialBack
-from node.swarm.membership import Membership
+from node.swarm.membership import Membership, may_challenge
 from protocol.identity import Address, NodeKey
 from protocol.statements import Domain
 
@@ -76,7 +77,7 @@ class Participant:
         self.blob_service = blob_service
         self.board = Board(network, key, domain, pool, membership, wall=wall)
         self.dialback = DialBack(network, membership.places.contacts_of)
-        self.claims = Claims(network, membership.may_challenge, prover)
+        self.claims = Claims(network, partial(may_challenge, membership), prover)
 
     @property
     def blobs(self) -> Blobs:

@@ -25,6 +25,7 @@ from node.services.context import Context
 from node.status_schema import DaemonStatus, MemberPart, PathPart
 from node.swarm.membership import Membership
 from protocol import liveness
+from protocol.checks import reason_name
 from protocol.identity import Address, NodeKey
 
 
@@ -192,7 +193,7 @@ class StatusPage:
                 "node": record.node,
                 "provider": record.provider,
                 "amount_wei": str(record.amount),
-                "reason": record.reason_name,
+                "reason": reason_name(record.reason),
                 "transaction": record.transaction,
                 "block": record.block,
             }

@@ -5,6 +5,7 @@ from typing import Any
 
 import trio
 
+from contracts.bindings import Slashed
 from node.swarm.facts import Equivocation, Facts, LeaderDisbelieved
 from node.swarm.policies import PolicyIndex
 from node.swarm.terms import LeaderTerms
@@ -37,6 +38,12 @@ def announced(
 ) -> PolicyAnnounced:
     """The policy `root` of a step."""
     return stating(PolicyStatement(pool, term, step, epoch, parent, root, batch, state), key, domain, **fields)
+
+
+def slash_of(node: Address, transaction: str = "0x") -> Slashed:
+    """What the chain tells of a node that lost its stake."""
+    told: dict[str, Any] = {"block": 7, "transaction": transaction, "log_index": 0, "pool": 1}
+    return Slashed(**told, node=node, provider=node, reason=5, amount=10, file_root=bytes(32), case_id=0)
 
 
 def policies(trainer: Address, clock: Callable[[], float] = lambda: 0.0) -> PolicyIndex:

@@ -5,6 +5,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import trio
@@ -15,13 +16,13 @@ from benchmarks.simulation.doubles import FETCH_SECONDS, Chain, Truth, held_poli
 from benchmarks.simulation.ether import Ether
 from benchmarks.simulation.scenario import Scenario
 from benchmarks.simulation.seats import Lodger, Node, Rules, Seat, key_of
+from contracts.bindings import Slashed
 from node.recipe.pool import Group, PoolSample, RolloutPool, Selection
 from node.services.context import Context
 from node.services.judging.judge import Validator
 from node.services.training.feeding import AHEAD
 from node.services.training.ingest import Ingest
 from node.services.training.stage_timings import StageTimings
-from node.swarm.membership import SlashRecord
 from node.swarm.register import RegisteredWork
 from protocol.identity import Address
 from protocol.liveness import MemberState
@@ -226,7 +227,8 @@ class Swarm:
 
     async def _evict(self, node: Address, reason: int) -> None:
         await trio.sleep(CHAIN)
-        record = SlashRecord(node, node, 1, reason, f"slash of {node}", 1, "")
+        told: dict[str, Any] = {"block": 1, "transaction": f"slash of {node}", "log_index": 0, "pool": 1, "case_id": 0}
+        record = Slashed(**told, node=node, provider=node, reason=reason, amount=1, file_root=bytes(32))
         for seat in self.seats:
             seat.membership.slash(record)
         gone = self.nodes.get(node)

@@ -65,14 +65,7 @@ class AnswerServer(Service):
         return cls(place.engine, place.context.policy_cache, place.rest) if place.control is not None else None
 
     def routes(self) -> list[Route]:
-        async def answer(request: Request) -> Response:  # described where nobody serves it
-            return await self._answer(request)
-
-        return [Route("/answer", answer, methods=["POST"])]
-
-    async def run(self) -> None:
-        """It is asked."""
-        await trio.sleep_forever()
+        return [Route("/answer", self._answer, methods=["POST"])]
 
     async def _answer(self, request: Request) -> Response:
         body = bytearray()

@@ -31,8 +31,8 @@ class Service:
         nursery.start_soon(self.run)
 
     async def run(self) -> None:
-        """Do the work until cancelled."""
-        raise NotImplementedError
+        """Do the work until cancelled; nothing where it only answers."""
+        await trio.sleep_forever()
 
     def routes(self) -> list[Route]:
         """What its owner may ask over the control socket."""

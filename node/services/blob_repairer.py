@@ -5,7 +5,7 @@ their verdicts are looked at first, and at once: whoever cannot hand one over is
 """
 
 import time
-from typing import Any, Self
+from typing import Any
 
 import structlog
 import trio
@@ -16,7 +16,6 @@ from node.changes import every
 from node.services.base import Service
 from node.services.committing import REPEATED
 from node.services.context import Context
-from node.services.workplace import Workplace
 from node.state.journal import Journal
 from protocol.blobs import MAX_BLOB_SIZE
 from protocol.errors import IntellectError
@@ -45,10 +44,6 @@ class BlobRepairer(Service):
         self._fetched = self._gone = self._looked_at = 0
         self._oldest: float | None = None
 
-    @classmethod
-    async def open(cls, place: Workplace) -> Self:
-        return cls(place.context, place.member.blob_service.store)
-
     async def run(self) -> None:
         self._proof.follow(self._handle)
         async with trio.open_nursery() as nursery:
@@ -76,24 +71,22 @@ class BlobRepairer(Service):
             self._gone += 1
 
     async def _mend(self) -> None:
+        context, why = self._context, ""
         async for root, size in self._lost:
-            await self._fetch(root, size)
-
-    async def _fetch(self, root: bytes, size: int) -> None:
-        context, why = self._context, "nobody else is here"
-        seconds = PATIENCE[0] + size / PATIENCE[1]
-        # What has arrived stays in the store's partial file, so another attempt goes on where this one ended.
-        for _ in range(3):
-            try:
-                await context.blobs.fetch(root, context.membership.addresses(), max_size=size, timeout=seconds)
-            except IntellectError as error:
-                why = error.why
+            seconds = PATIENCE[0] + size / PATIENCE[1]
+            # What has arrived stays in the store's partial file, so another attempt goes on where this one ended.
+            for _ in range(3):
+                try:
+                    await context.blobs.fetch(root, context.membership.addresses(), max_size=size, timeout=seconds)
+                except IntellectError as error:
+                    why = error.why
+                else:
+                    self._fetched += 1
+                    log.info("blob.fetched_again", root=root.hex(), bytes=size)
+                    break
             else:
-                self._fetched += 1
-                log.info("blob.fetched_again", root=root.hex(), bytes=size)
-                return
-        self._gone += 1
-        log.warning("blob.not_fetched_again", root=root.hex(), bytes=size, why=why)
+                self._gone += 1
+                log.warning("blob.not_fetched_again", root=root.hex(), bytes=size, why=why)
 
     async def _prove_own(self) -> None:
         """This node's newest files that are not judged yet: whoever has one hands it back."""

@@ -6,15 +6,18 @@ another service provides.
 
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from time import time as unix_time
 from typing import Any
 
 import msgspec
+import structlog
 import trio
 
 from node.blobs.interface import Blobs
+from node.changes import seen
 from node.clock import Clock, Seconds
 from node.member import Participant
 from node.progress import ProgressRecord
@@ -26,11 +29,13 @@ from node.swarm.jury import Jury
 from node.swarm.membership import Membership
 from node.swarm.pool_state import PoolState
 from node.weights.policy_cache import PolicyCache
+from protocol.errors import IntellectError, OwnFailure
 from protocol.identity import Address, NodeKey
 from protocol.manifest import MAX_MANIFEST_BYTES, BatchManifest, decode_manifest
 from protocol.messages import PolicyAnnounced
 from protocol.statements import Domain
 
+log = structlog.get_logger()
 SHOWN_EVERY = (2.0, 3600.0)
 """Seconds between two times that roots of one epoch are said: a quarter of the window, within these."""
 
@@ -172,6 +177,33 @@ async def manifest_of(context: Context, author: Address, message: PolicyAnnounce
         manifest = await trio.to_thread.run_sync(lambda: decode_manifest(path.read_bytes()))
     manifest.check(context.run.root, context.pool, message.step - 1, context.run.spec.recipe.max_staleness)
     return manifest
+
+
+async def owed(
+    context: Context, root: bytes, sources: Callable[[], Sequence[Address]], most: int, seconds: float, event: str
+) -> Path | None:
+    """A file that is to be handed over, asked for again and again; None if nobody does in time. sources: who may have
+    it then, first whose it is; most: bytes; event: the log's word for a try in vain. Raises OwnFailure where that time
+    is over and this machine could not take it."""
+    path: Path | None = None
+    own: OwnFailure | None = None
+
+    async def is_here() -> bool:
+        nonlocal path, own
+        try:
+            node, *others = sources()
+            others = [one for one in others if one != context.key.address]
+            path = await context.blobs.fetch(root, [node, *others], max_size=most, timeout=30.0)
+        except IntellectError as error:
+            own = error if isinstance(error, OwnFailure) else None
+            log.info(event, node=node, why=error.why)
+        return path is not None
+
+    with trio.move_on_after(seconds):
+        await seen(is_here, 1.0)
+    if path is None and own is not None:
+        raise own
+    return path
 
 
 class Rate:

@@ -33,17 +33,14 @@ class Continuity(Service):
 
     name = "continuity"
 
-    def __init__(
-        self, context: Context, network: Network, *, vouch: bool = False, at_once: int = 24, ask_again: float = 5.0
-    ) -> None:
-        self._at_once = at_once  # members that are asked at a time
+    def __init__(self, context: Context, network: Network, *, vouch: bool = False) -> None:
         self._context = context
         self._journal = context.journal
         self._pen = context.journal.pen
         self._ear = context.board.own
         self._vouch = vouch
         self._server = OwnWordsServer(context, network)
-        self._words = OwnWords(context, network, vouch=vouch, at_once=at_once, ask_again=ask_again)
+        self._words = OwnWords(context, network, vouch=vouch)
         self.holds = 0
 
     @classmethod
@@ -122,7 +119,7 @@ class Continuity(Service):
         while not over:
             over = self._context.clock.monotonic() >= until
             # Gossip brings nobody its own words: they come with what is asked for.
-            await self._context.board.catching_up.now(self._at_once)
+            await self._context.board.catching_up.now(self._words.at_once)
             self._end_if_living()
             if (other := self._ear.fresh(self._pen.generation)) is not None:
                 raise self._ended(other)

@@ -1,10 +1,9 @@
 """Keeps the run's counters in the journal, and counts what was started again: the daemon itself, and its children."""
 
+from functools import partial
 from typing import Any, Self
 
-import trio
-
-from node.changes import every
+from node.changes import every, side_by_side
 from node.services.base import Service, ServiceManager
 from node.services.workplace import Workplace
 from node.state.made import WorkDone
@@ -34,10 +33,8 @@ class CounterKeeper(Service):
         return cls(place.tally, place.manager, await journal.do(journal.files.work_done, run))
 
     async def run(self) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._tally.keep)
-            # Seconds: what is counted is what has been started again, and each look asks all services for their status.
-            await every(15.0, self.tick)
+        # Seconds: what is counted is what has been started again, and each look asks all services for their status.
+        await side_by_side(self._tally.keep, partial(every, 15.0, self.tick))
 
     def tick(self) -> None:
         """Count what the services say of their children since this daemon began."""

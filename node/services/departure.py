@@ -5,7 +5,7 @@ The request stands in the journal, so a daemon that is started again goes on wit
 ends the daemon: what is in a table then can still be claimed by anybody.
 """
 
-from typing import Any, Self
+from typing import Any
 
 import structlog
 import trio
@@ -16,7 +16,6 @@ from starlette.routing import Route
 from node.services.base import Service, ServiceManager
 from node.services.claimer import Account, Claimer, when
 from node.services.context import Context
-from node.services.workplace import Workplace
 from node.state.leave import LEAVING, label_of
 from node.status_schema import LeavingPart
 
@@ -30,10 +29,6 @@ class Departure(Service):
         self._context, self._claimer, self._manager = context, claimer, manager
         self._wanted = trio.Event()
         self._looked = False
-
-    @classmethod
-    async def open(cls, place: Workplace) -> Self:
-        return cls(place.context, place.claimer, place.manager)
 
     def routes(self) -> list[Route]:
         return [Route("/leave", self._ask, methods=["POST"])]

@@ -2,13 +2,13 @@
 
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Self
 
 import structlog
-import trio
 
 from node.bounded_dict import BoundedDict
-from node.changes import every
+from node.changes import every, side_by_side
 from node.guest.earning import Day, by_accepted
 from node.guest.hours import Hours
 from node.guest.rest import GuestRest
@@ -45,10 +45,8 @@ class EarningsReporter(Service):
 
     async def run(self) -> None:
         self._begin()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(every, 3600.0, self._ask)  # seconds between two questions for the price of gas
-            nursery.start_soon(self._heed_rest)
-            await self._hear()
+        ask = partial(every, 3600.0, self._ask)  # seconds between two questions for the price of gas
+        await side_by_side(ask, self._heed_rest, self._hear)
 
     async def _hear(self) -> None:
         register, own = self._context.state.register, self._context.key.address

@@ -1,17 +1,17 @@
 """The child process that computes for a worker or a validator, and the policies that it follows, as services."""
 
-from typing import Any, Self
+from typing import Any
 
 import trio
 
-from node.blobs.exchange import BlobExchange
 from node.blobs.headway import describe, fraction
+from node.changes import side_by_side
 from node.config import Role
 from node.guest.rest import DOING, GuestRest
 from node.inference.client import EngineProcess
+from node.member import Participant
 from node.services.base import Service
 from node.services.context import Context
-from node.services.workplace import Workplace
 from node.status_schema import EnginePart, ProcessPart
 from node.swarm.facts import PolicyFollowed, Undone
 from node.weights.fetch import PolicyFollower
@@ -64,21 +64,14 @@ class PolicySync(Service):
 
     name = "policies"
 
-    def __init__(self, follower: PolicyFollower, context: Context, exchange: BlobExchange, rest: GuestRest) -> None:
-        self._follower, self._rest = follower, rest
+    def __init__(self, policies: PolicyFollower, context: Context, member: Participant, rest: GuestRest) -> None:
+        self._follower, self._rest = policies, rest
         self._context = context
-        self._exchange = exchange
-
-    @classmethod
-    async def open(cls, place: Workplace) -> Self:
-        return cls(place.policies, place.context, place.member.blob_service.exchange, place.rest)
+        self._exchange = member.blob_service.exchange
 
     async def run(self) -> None:
         """Until cancelled. Of a trainer that is not believed nothing new is announced (`PolicyIndex`)."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._follower.run)
-            nursery.start_soon(self._hear_of_undone)
-            nursery.start_soon(self._tell_of_the_first)
+        await side_by_side(self._follower.run, self._hear_of_undone, self._tell_of_the_first)
 
     async def _hear_of_undone(self) -> None:
         """Policies that a term takes back are none to work with."""

@@ -20,7 +20,8 @@ WHAT, FLAG = "the gateway", "--gateway"
 
 
 class GatewayService(Service):
-    """announce: HOST:PORT that others shall use, where it is not the one listened on."""
+    """announce: HOST:PORT that others shall use, where it is not the one listened on. The node's HTTP host serves it
+    since it was opened."""
 
     name = "gateway"
 
@@ -44,9 +45,6 @@ class GatewayService(Service):
         gateway = Gateway(listener, place.store, lambda: served(policy_cache), certificate, whole)
         log.info("gateway.serving", source=gateway.source())
         return cls(gateway, config.gateway_announce)
-
-    async def start(self, nursery: trio.Nursery) -> None:
-        """Served since it was opened, by the node's HTTP host."""
 
     def beat(self) -> dict[str, Any]:
         return {"gateway": self._gateway.source(self._announce)}

@@ -5,12 +5,13 @@ passed with most of those who asked counts its GPU's memory when it says how lon
 (node.recipe.capacity).
 """
 
+from functools import partial
 from typing import Any, Self
 
 import structlog
 import trio
 
-from node.changes import every
+from node.changes import every, side_by_side
 from node.member import Participant
 from node.services.base import Service
 from node.services.workplace import Workplace
@@ -37,18 +38,12 @@ class HardwareProver(Service):
         return cls(place.member, asks=asks) if place.member.claims.prover is not None or asks else None
 
     async def run(self) -> None:
-        async with trio.open_nursery() as nursery:
-            if self._member.claims.prover is not None:
-                nursery.start_soon(self._member.claims.prover.run)
-            if self._asks:
-                nursery.start_soon(self._challenge_always)
+        prover, challenge = self._member.claims.prover, partial(every, 30.0, self._challenge, at_once=False)
+        await side_by_side(*([prover.run] if prover is not None else []), *([challenge] if self._asks else []))
 
     def status(self) -> dict[str, Any]:
         claims = self._member.claims
         return {"node": {"gpu_believed": claims.believed, "gpu_tried_by": len(claims.told)}}
-
-    async def _challenge_always(self) -> None:
-        await every(30.0, self._challenge, at_once=False)
 
     async def _challenge(self) -> None:
         for member in self.due():

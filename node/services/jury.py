@@ -1,10 +1,9 @@
 """The pool's jury, as a service: every member counts verdicts, watches lots and hears disputes by itself."""
 
+from functools import partial
 from typing import Any
 
-import trio
-
-from node.changes import every
+from node.changes import every, side_by_side
 from node.services.base import Service
 from node.services.context import Context
 from node.swarm.contributions import Contributions
@@ -23,11 +22,10 @@ class VoteCounter(Service):
         self._contributions = Contributions(context.state.register, context.state.vote_set, context.clock.wall)
 
     async def run(self) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._context.handle, lambda told: self._contributions.look(told.work), WorkTouched)
-            # Some states change without a message: a silent validator is gone without after a while.
-            nursery.start_soon(self._count_by_the_clock)
-            await self._context.jury.run()
+        look = partial(self._context.handle, lambda told: self._contributions.look(told.work), WorkTouched)
+        # Some states change without a message: a silent validator is gone without after a while.
+        look_again = partial(every, 5.0, self._contributions.look_again, at_once=False)
+        await side_by_side(look, look_again, self._context.jury.run)
 
     def status(self) -> dict[str, Any]:
         context = self._context
@@ -38,9 +36,6 @@ class VoteCounter(Service):
             "contributions": self._contributions.status(),
             "tasks": {"known": tasks},
         }
-
-    async def _count_by_the_clock(self) -> None:
-        await every(5.0, self._contributions.look_again, at_once=False)
 
 
 def describe_audits(state: PoolState, membership: Membership, audit: AuditSpec) -> dict[str, Any]:

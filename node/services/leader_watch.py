@@ -6,9 +6,8 @@ of this machine's own trouble, and what others say may only keep a validator fro
 
 from itertools import pairwise
 
-import trio
-
 from node.audit.looks import LookHistory
+from node.changes import side_by_side
 from node.services.context import Context
 from node.swarm.facts import WorkTouched
 from node.swarm.policies import MAX_AHEAD
@@ -35,9 +34,7 @@ class LeaderWatch:
 
     async def run(self) -> None:
         """Count what is accepted, and note who could look at a step, until cancelled."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._hear_verdicts)
-            await self._count()
+        await side_by_side(self._hear_verdicts, self._count)
 
     async def _hear_verdicts(self) -> None:
         async for one in self._context.facts.subscribe(StepVerdict):

@@ -11,14 +11,14 @@ from typing import Any
 import structlog
 import trio
 
-from node.bounded_dict import BoundedDict
 from node.changes import every
+from node.network.budget import Budgets
 from node.network.interface import Network
 from node.services.context import Context
 from node.services.judging.lots import pledge_fact
 from node.state.pen import Fence
 from node.swarm.membership import who_uses_work
-from node.swarm.ownwords import ANSWER_EVERY, MAX_ASKERS, PROTOCOL, answer, ask, promise_in
+from node.swarm.ownwords import PROTOCOL, answer, ask, promise_in
 from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.messages import Heartbeat, Message, RolloutCommitted, RoundVote, Signed
@@ -32,16 +32,12 @@ class OwnWordsServer:
 
     def __init__(self, context: Context, network: Network) -> None:
         self._context = context
-        self._answered: BoundedDict[Address, float] = BoundedDict(MAX_ASKERS, refresh=True)
+        self._answers = Budgets(1 / 10.0, 1)  # for one asker
         network.serve(PROTOCOL, self._answer, max_request=1)
 
     async def _answer(self, asker: Address, _: bytes) -> bytes:
-        now = self._context.clock.monotonic()
-        asked_at = self._answered.get(asker, -ANSWER_EVERY)
-        if now - asked_at < ANSWER_EVERY or not self._context.membership.is_member(asker):
-            return answer(iter(()))
-        self._answered[asker] = now
-        return answer(self._words_of(asker))
+        known, now = self._context.membership.is_member(asker), self._context.clock.monotonic()
+        return answer(self._words_of(asker) if known and self._answers.take(asker, 1, now) else iter(()))
 
     def _words_of(self, asker: Address) -> Iterator[bytes]:
         state = self._context.state
@@ -55,13 +51,13 @@ class OwnWordsServer:
 
 
 class OwnWords:
-    """vouch: the owner says that the journal is the key's newest, so that no fence is needed; at_once: members that are
-    asked at a time; ask_again: seconds between two rounds of asking. answered: who has answered; adopted: words that
-    the journal lacked."""
+    """vouch: the owner says that the journal is the key's newest, so that no fence is needed. at_once: members that are
+    asked at a time; answered: who has answered; adopted: words that the journal lacked."""
 
-    def __init__(self, context: Context, network: Network, *, vouch: bool, at_once: int, ask_again: float) -> None:
+    def __init__(self, context: Context, network: Network, *, vouch: bool) -> None:
         self._context, self._network, self._journal = context, network, context.journal
-        self._vouch, self._at_once, self._ask_again = vouch, at_once, ask_again
+        self._vouch = vouch
+        self.at_once, self._ask_again = 24, 5.0  # seconds between two rounds of asking
         self._heard: dict[bytes, Signed[Message]] = {}
         self.answered: set[Address] = set()
         self.adopted = 0
@@ -86,7 +82,7 @@ class OwnWords:
     # asking
 
     async def ask_again_and_again(self) -> None:
-        await every(lambda: self._ask_again, self._ask_members)
+        await every(self._ask_again, self._ask_members)
 
     async def ask_anew(self) -> None:
         """Everybody once more, for no longer than two rounds take."""
@@ -100,7 +96,7 @@ class OwnWords:
         near = sorted(self._network.connected(), key=lambda one: one not in membership.validators)
         named = dict.fromkeys((*who_uses_work(membership), *filter(membership.is_member, near)))
         asked = [one for one in (named or membership.addresses()) if one not in self.answered | {membership.own}]
-        limiter = trio.CapacityLimiter(self._at_once)
+        limiter = trio.CapacityLimiter(self.at_once)
         async with trio.open_nursery() as nursery:
             for peer in asked[:64]:  # members that are asked in one round: trainers and validators first
                 nursery.start_soon(self._ask, peer, limiter)

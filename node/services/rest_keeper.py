@@ -90,14 +90,8 @@ class RestKeeper(Service):
         return cls(*own, watch, machine_cores())
 
     def routes(self) -> list[Route]:
-        async def pause(request: Request) -> Response:
-            return await self._asked_to_pause(request)
-
-        async def resume(_: Request) -> Response:
-            await self.resume()
-            return JSONResponse({"why": self._rest.why})
-
-        return [Route("/pause", pause, methods=["POST"]), Route("/resume", resume, methods=["POST"])]
+        pause = Route("/pause", self._asked_to_pause, methods=["POST"])
+        return [pause, Route("/resume", self._asked_to_resume, methods=["POST"])]
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Ready once it is known whether the node rests: no engine is loaded for one that does."""
@@ -155,6 +149,10 @@ class RestKeeper(Service):
         except OSError as error:
             return _refused("the pause cannot be kept", f"{self._path}: {error.strerror}", "free space there")
         return JSONResponse({"why": self._rest.why, "until": self._until})
+
+    async def _asked_to_resume(self, _: Request) -> Response:
+        await self.resume()
+        return JSONResponse({"why": self._rest.why})
 
     def _cost(self) -> str:
         """Who waits for a node that promised more than files."""

@@ -24,10 +24,9 @@ from node.services.context import Context, Rate
 from node.services.workplace import Workplace
 from node.swarm.batch_usage import BatchUsage
 from node.swarm.facts import RunTold
-from node.swarm.files_ahead import FilesAhead, WorkFate
+from node.swarm.files_ahead import ActiveWorkers, FilesAhead, UnclaimedShare, WorkFate
 from node.swarm.membership import is_cut_off, voices
 from node.swarm.register import RegisteredWork, WorkId
-from node.swarm.unclaimed import ActiveWorkers, UnclaimedShare
 from node.swarm.vote_set import FileState
 from node.weights.policy_cache import HeldPolicy
 from protocol.earnings import most_files
@@ -204,18 +203,19 @@ class RolloutWorker(Service):
             self._note_arrival(policy)
             # From the journal and not from memory: an index that is used twice costs the stake.
             made = await self._journal.do(self._journal.count_said, "commitment", policy.root)
-            patience = self._patience()
-            waited = self._context.clock.monotonic() - self._arrived_at
+            now, patience, quiet = self._context.clock.monotonic(), self._patience(), self._quiet()
+            waited = now - self._arrived_at
             equivocation = self._context.state.policies.equivocation
             if equivocation is not None:
                 self.waiting = f"the trainer is not believed any more: {equivocation.what}"
             more, most = 1 if self._signal else max(self._share(), 1), most_files(self._context.run.spec)
             wanted = self._share() + more * math.floor(waited / patience)
-            wanted += self._left_over() if made >= wanted else 0
+            # Files that others made too few of: this worker's part of them, once nobody makes any.
+            wanted += self._leftovers.taken(self._ahead.needed, quiet, now) if made >= wanted else 0
             made = most if self._journal.fence.covers(policy.step) else made
             if not self.finished and made < min(wanted, most) and equivocation is None:
                 return policy, made
-            wait = min(patience - waited % patience, self._until_quiet())
+            wait = min(patience - waited % patience, quiet - self._leftovers.quiet_for(now) % quiet)
             # A little longer: woken too early by a rounding, it would find that the floor above has not grown.
             with trio.move_on_after(30.0 if self.finished else wait + 0.01):
                 await self._context.policy_cache.newer_than(policy.step)
@@ -229,10 +229,6 @@ class RolloutWorker(Service):
         own = files_of_patience * self._share() * self._file_seconds
         return max(SHORTEST_PATIENCE, 2 * self._interval, own)
 
-    def _left_over(self) -> int:
-        """Files that others made too few of: this worker's part of them, once nobody makes any."""
-        return self._leftovers.taken(self._ahead.needed, self._quiet(), self._context.clock.monotonic())
-
     def _quiet(self) -> float:
         """Seconds without a file of anybody's after which none is to be expected."""
         # Files: where nobody commits to anything for as long as a worker takes for so many, each that makes any has
@@ -240,10 +236,6 @@ class RolloutWorker(Service):
         files_of_quiet = 2
         # Before its own first file a node does not know how long one takes.
         return max(SHORTEST_PATIENCE, files_of_quiet * (self._file_seconds or PRODUCE_DEADLINE))
-
-    def _until_quiet(self) -> float:
-        quiet = self._quiet()
-        return quiet - self._leftovers.quiet_for(self._context.clock.monotonic()) % quiet
 
     def _note_arrival(self, policy: HeldPolicy) -> None:
         """Remember when a policy came, and how long policies usually take."""

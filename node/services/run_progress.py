@@ -3,13 +3,12 @@
 A run that is lengthened goes on: the trainer's newest word counts.
 """
 
-from typing import Any, Self
+from typing import Any
 
 import structlog
 
 from node.services.base import Service
 from node.services.context import Context
-from node.services.workplace import Workplace
 from node.swarm.facts import RunTold
 
 log = structlog.get_logger()
@@ -25,13 +24,8 @@ class RunProgress(Service):
         self.over = False
         self.reward: float | None = None
 
-    @classmethod
-    async def open(cls, place: Workplace) -> Self:
-        return cls(place.context)
-
     async def run(self) -> None:
-        async for told in self._context.facts.subscribe(RunTold):
-            self._hear(told)
+        await self._context.handle(self._hear, RunTold)
 
     def _hear(self, told: RunTold) -> None:
         if told.over and not self.over:

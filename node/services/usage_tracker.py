@@ -5,11 +5,13 @@ with several trainers the manifests are those that lists name.
 """
 
 from contextlib import suppress
+from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
 import structlog
 import trio
 
+from node.changes import side_by_side
 from node.services.base import Service
 from node.services.context import Context, manifest_of
 from node.services.rounds.applying import Rounds
@@ -68,13 +70,8 @@ class UsageTracker(_Counting[BatchUsage]):
         return None if place.usage is None else cls(place.context, place.dropped[0], place.usage)
 
     async def run(self) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._hear_policies)
-            nursery.start_soon(self._read)
-            nursery.start_soon(
-                self._context.handle, lambda told: self.book.heard(told.author, told.message), AcceptedList
-            )
-            await self._hear_accepted()
+        hear = partial(self._context.handle, lambda told: self.book.heard(told.author, told.message), AcceptedList)
+        await side_by_side(self._hear_policies, self._read, hear, self._hear_accepted)
 
     def _say_accepted(self, step: int) -> None:
         """A validator's list at a policy. Only in office: a list of somebody else counts for nothing."""
@@ -93,7 +90,7 @@ class UsageTracker(_Counting[BatchUsage]):
             elif isinstance(told.fact, PolicyFollowed):
                 self.book.undone(told.fact.step)
 
-    async def _read(self, *, fetch_timeout: float = 60.0) -> None:
+    async def _read(self) -> None:
         """One after the other, in the order in which they were announced."""
         # One that is taken back changes nothing: its batch used what it used, and a new term has a clean record.
         async for policy in self._context.facts.subscribe(PolicyFollowed):
@@ -102,7 +99,7 @@ class UsageTracker(_Counting[BatchUsage]):
             if not 0 < policy.step > self._context.state.policies.newest_step - 64:
                 continue
             try:
-                manifest = await manifest_of(self._context, policy.author, policy.message, fetch_timeout)
+                manifest = await manifest_of(self._context, policy.author, policy.message, 60.0)
             except IntellectError as error:
                 # Told, and no evidence: that a manifest cannot be had here may be this node's own connection.
                 self.unread += 1
@@ -134,9 +131,7 @@ class ReplicaUsageTracker(_Counting[ReplicaUsage]):
         self.book = ReplicaUsage(context.run.spec.replicas, context.run.spec.recipe.max_staleness)
 
     async def run(self) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._follow)
-            await self._hear_accepted()
+        await side_by_side(self._follow, self._hear_accepted)
 
     async def _follow(self) -> None:
         """Round by round: what one learnt from, and what the next one deals."""

@@ -55,9 +55,9 @@ class AuditLots:
     A public beacon would need no pledge, and would tell workers in time. Who never reveals cannot be convicted of a
     broken lot, so after some windows it is believed no more."""
 
-    def __init__(self, run: RunSpec, pool: int, policies: PolicyIndex, *, overdue_windows: int = 8) -> None:
+    def __init__(self, run: RunSpec, pool: int, policies: PolicyIndex) -> None:
         # Windows of verdicts without the secret that decided their lots, after which their author is believed no more.
-        self._overdue_windows = overdue_windows
+        self._overdue_windows = 8
         self._audit = run.audit
         self._groups, self._replicas = run.groups_per_file, run.replicas
         self._staleness = run.recipe.max_staleness
@@ -139,17 +139,14 @@ class AuditLots:
         if pledged is not None and pledged.revealed is not None:
             return self._compare(pledged, pledged.revealed, groups, signed)
         if (signed.author, window) not in self._verdicts:
-            self._forget_verdicts()
+            # Those of windows so old that their secret, which was never told, has had consequences.
+            oldest = self.current_window - 2 * self._overdue_windows
+            for old in [one for one in self._verdicts if one[1] < oldest]:
+                del self._verdicts[old]
         said = self._verdicts.setdefault((signed.author, window), [])
         if len(said) < 4096:
             said.append((groups, signed))
         return self._unrevealed(signed)
-
-    def _forget_verdicts(self) -> None:
-        """Of windows so old that their secret, which was never told, has had consequences."""
-        oldest = self.current_window - 2 * self._overdue_windows
-        for author, window in [one for one in self._verdicts if one[1] < oldest]:
-            del self._verdicts[author, window]
 
     def covered(self, work: RegisteredWork, message: Judgement) -> None:
         """Note which groups somebody put through the model."""

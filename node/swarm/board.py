@@ -14,6 +14,7 @@ import msgspec
 import structlog
 import trio
 
+from node.changes import Bell, side_by_side
 from node.clock import Clock, PeerClocks, Seconds
 from node.network.budget import Budgets
 from node.network.interface import Network
@@ -88,7 +89,7 @@ class Board:
         """When something new by each member came last, whichever way; monotonic seconds."""
         self._unsaid: list[tuple[float, Entry]] = []
         """What this node will say, with when it must be said at the latest."""
-        self._more_to_say = trio.Event()
+        self._more_to_say = Bell()
         self._topic = topic(domain, pool)
         # Everything is decided in the validator: what is refused must not be forwarded either.
         self._incoming = wire.subscribe(self._topic, self._accept)
@@ -96,10 +97,7 @@ class Board:
 
     async def run(self) -> None:
         """Drain gossip and catch up until cancelled."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._drain)
-            nursery.start_soon(self.catching_up.run)
-            nursery.start_soon(self._speak)
+        await side_by_side(self._drain, self.catching_up.run, self._speak)
 
     def subscribe(self, *kinds: type[M]) -> trio.MemoryReceiveChannel[Signed[M]]:
         """Every new message of some kinds in the order in which they come, those already on the board first.
@@ -123,7 +121,7 @@ class Board:
     def say(self, words: Iterable[Entry], within: float) -> None:
         """Gossip these within so many seconds, together with all else that waits to be said by then."""
         self._unsaid += [(self._clock() + within, one) for one in words]
-        self._more_to_say.set()
+        self._more_to_say.ring()
 
     def withdraw(self, entry: Entry) -> bool:
         """Do not say this any more; False if it was said."""
@@ -136,9 +134,7 @@ class Board:
         while True:
             pause = min((due for due, _ in self._unsaid), default=math.inf) - self._clock()
             if pause > 0:
-                self._more_to_say = trio.Event()
-                with trio.move_on_after(pause):
-                    await self._more_to_say.wait()
+                await self._more_to_say.wait(pause)
                 continue
             # What is due first must go; what is due later rides along while there is room, and costs no message of its
             # own.

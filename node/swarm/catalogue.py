@@ -1,7 +1,7 @@
 """The catalogue of a pool: which environment packages its members offer, and what reviewers found. Pure.
 
 A name belongs to nobody: two packages of one name, or of names that look alike, are both told with who offers them.
-What an offer says of its package is believed once the package is here and says the same (`services.cataloguing`).
+What an offer says of its package is believed once that is here and says the same (`services.environment_catalogue`).
 """
 
 from collections import Counter

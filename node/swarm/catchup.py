@@ -94,7 +94,8 @@ class CatchingUp:
                 greeted.add(peer)
             # Seconds until the next question after an answer that brought so many messages: who was away lacks more
             # than gossip loses, and whoever was asked may have been away, too.
-            pause = 0.2 if fresh or brought >= 16 else self._pause()
+            # A question names all that is kept, so who keeps much asks more seldom.
+            pause = 0.2 if fresh or brought >= 16 else max(self.every, len(self._message_store) / self._named)
 
         await every(lambda: pause, ask)
 
@@ -104,10 +105,6 @@ class CatchingUp:
         async with trio.open_nursery() as nursery:
             for peer in random.sample(peers, min(most, len(peers))):
                 nursery.start_soon(self._ask, peer)
-
-    def _pause(self) -> float:
-        """Seconds until the next question. It names all that is kept, so who keeps much asks more seldom."""
-        return max(self.every, len(self._message_store) / self._named)
 
     async def _ask(self, peer: Address) -> int:
         """How many messages that brought."""

@@ -16,6 +16,7 @@ import trio
 
 from node.bounded_dict import BoundedDict
 from node.clock import Seconds
+from node.network.budget import Budgets
 from node.network.errors import PeerMisbehaved, RequestTimedOut
 from node.network.interface import Network
 from protocol.codec import decode_msgpack
@@ -120,14 +121,10 @@ class Claims:
         size: int = MOST_SIZE,
         # For 8.8e12 additions and multiplications and the line: 4.4e12 a second, if half a second of it is the line's.
         seconds: float = 2.5,
-        *,
-        show_seconds: float = 60.0,
-        pause: float = 600.0,
-        valid: float = 24 * 3600.0,
     ) -> None:
-        self._show_seconds = show_seconds
-        self._pause = pause  # seconds between two challenges by one asker
-        self._valid = valid  # seconds for which a trial says something: GPUs are given back
+        self._show_seconds = 60.0
+        self._pause = 600.0  # seconds between two challenges by one asker
+        self._valid = 24 * 3600.0  # seconds for which a trial says something: GPUs are given back
         self._network, self._may_ask, self._clock = network, may_ask, clock
         self._size, self._seconds = size, seconds
         self.prover = prover
@@ -136,7 +133,7 @@ class Claims:
         """Of others, by this node."""
         self.told: BoundedDict[Address, bool] = BoundedDict(members, refresh=True)
         """What others say came of challenging this node."""
-        self._asked: BoundedDict[Address, float] = BoundedDict(members, refresh=True)
+        self._asked = Budgets(1 / self._pause, 1)
         self._turn: AskerTurn | None = None
         network.serve(PROTOCOL, self._answer, max_request=MAX_REQUEST)
 
@@ -164,9 +161,10 @@ class Claims:
 
     # asking
 
-    async def challenge(self, member: Address, *, warm_seconds: float = 100.0) -> ClaimTrial | None:
+    async def challenge(self, member: Address) -> ClaimTrial | None:
         """None where the member takes no challenge now. Raises NetworkError where it cannot be asked."""
-        if await self._ask(member, IsReady(), 0, warm_seconds) is None:
+        # Seconds: its child may load its libraries first.
+        if await self._ask(member, IsReady(), 0, 100.0) is None:
             return None
         trial = await self._tried(member)
         self.trials[member] = trial
@@ -174,10 +172,10 @@ class Claims:
         await self._ask(member, TrialTold(trial.passed), 0, self._show_seconds)
         return trial
 
-    async def _tried(self, member: Address, *, patience: float = 30.0) -> ClaimTrial:
+    async def _tried(self, member: Address) -> ClaimTrial:
         challenge, began = Challenge(secrets.token_bytes(SEED_BYTES), self._size), self._clock()
+        patience = 30.0  # seconds after which a product is not waited for any longer
         try:
-            # Seconds after which a product is not waited for any longer.
             answer = await self._ask(member, Pose(challenge), self._size * DIGEST_BYTES, patience)
         # Only this says something of its speed. A line that breaks is no trial, and raises.
         except RequestTimedOut:
@@ -247,9 +245,8 @@ class Claims:
         """Whether this node is now ready for a challenge by `asker`."""
         now = self._clock()
         busy = self._turn is not None and now <= self._turn.until
-        if self.prover is None or busy or now - self._asked.get(asker, -self._pause) < self._pause:
+        if self.prover is None or busy or not self._asked.take(asker, 1, now):
             return False
-        self._asked[asker] = now
         # Before the prover warms up, which takes long: who asks meanwhile finds the turn taken.
         self._turn = turn = AskerTurn(asker, now + 240.0)  # for one asker, from its first question to its last
         try:

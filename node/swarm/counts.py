@@ -188,12 +188,9 @@ def _silence(known: HorizonView, author: Address, message: LeaderSilent) -> Admi
     return _told(known.is_running(message.term, message.until))
 
 
-def _file(known: HorizonView, author: Address, message: RolloutCommitted) -> Admission:
-    return Admission.CLOSED if known.is_closed(message.commitment.policy_root) else Admission.COUNTS
-
-
-def _judgement(known: HorizonView, author: Address, message: VerdictIssued | VerdictRechecked) -> Admission:
-    return Admission.CLOSED if known.is_closed(message.verdict.policy_root) else Admission.COUNTS
+def _work(known: HorizonView, author: Address, said: RolloutCommitted | VerdictIssued | VerdictRechecked) -> Admission:
+    work = said.commitment if isinstance(said, RolloutCommitted) else said.verdict
+    return Admission.CLOSED if known.is_closed(work.policy_root) else Admission.COUNTS
 
 
 COUNTS: Mapping[type[Message], Count] = {
@@ -208,13 +205,13 @@ COUNTS: Mapping[type[Message], Count] = {
     # one in a term: who objects follows no further
     StepObjected: Count(Office.TRAINER, ("term", "step"), Second.IGNORED, Moves.LOOK, 16, 0.5, 16.0, _objection),
     # a few dozen in 240 s; a restart says the last 16 again; by slot: `Register`
-    RolloutCommitted: Count(Office.MEMBER, ("commitment",), Second.EVIDENCE, Moves.OWN, 256, 2.0, 128.0, _file),
+    RolloutCommitted: Count(Office.MEMBER, ("commitment",), Second.EVIDENCE, Moves.OWN, 256, 2.0, 128.0, _work),
     # four a second of a busy one; seals: the first binds
     ValidatorBatch: Count(Office.VALIDATOR, ("work",), Second.IGNORED, Moves.QUORUM, 1024, 15.0, 512.0),
     # everybody's files: of a hundred workers twelve a second
-    VerdictIssued: Count(Office.VALIDATOR, ("work",), Second.EVIDENCE, Moves.QUORUM, 1024, 15.0, 512.0, _judgement),
+    VerdictIssued: Count(Office.VALIDATOR, ("work",), Second.EVIDENCE, Moves.QUORUM, 1024, 15.0, 512.0, _work),
     # one a dispute
-    VerdictRechecked: Count(Office.VALIDATOR, ("work",), Second.EVIDENCE, Moves.MAJORITY, 64, 1.0, 64.0, _judgement),
+    VerdictRechecked: Count(Office.VALIDATOR, ("work",), Second.EVIDENCE, Moves.MAJORITY, 64, 1.0, 64.0, _work),
     # one a step, of 256 accepted works each
     AcceptedList: Count(Office.VALIDATOR, ("work",), Second.IGNORED, Moves.QUORUM, 64, 2.0, 64.0, _due),
     # one a step that it drew or that another accused

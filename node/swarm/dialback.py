@@ -11,8 +11,8 @@ import msgspec
 import trio
 
 from node.addresses import may_call
-from node.bounded_dict import BoundedDict
 from node.clock import Seconds
+from node.network.budget import Budgets
 from node.network.contacts import Multiaddrs, Place, address_set, place_of
 from node.network.errors import PeerMisbehaved
 from node.network.interface import Network
@@ -47,7 +47,7 @@ class DialBack:
         self._clock = clock
         self._contacts_of = contacts_of
         self._dial = dial or accepts
-        self._tried = BoundedDict[Address, float](1024, refresh=True)
+        self._tries = Budgets(1 / 30.0, 1)  # for one asker
         network.serve(PROTOCOL, self._answer, max_request=MAX_ADDRESS)
 
     async def ask(self, member: Address, address: str) -> DialbackAnswer:
@@ -63,9 +63,7 @@ class DialBack:
         claimed, source = place_of(request.decode("ascii", "replace")), place_of(seen)
         return await self._verdict(asker, claimed, source) + seen.encode()[:MAX_ADDRESS]
 
-    async def _verdict(
-        self, asker: Address, claimed: Place | None, source: Place | None, *, pause: float = 30.0
-    ) -> bytes:
+    async def _verdict(self, asker: Address, claimed: Place | None, source: Place | None) -> bytes:
         if claimed is None or source is None:
             return UNTRIED
         if not may_call(claimed[0], private=True):
@@ -75,11 +73,9 @@ class DialBack:
                 return MISSED  # an address of its own network, of which we are none
             if claimed not in self._announced(asker):
                 return UNTRIED
-        now = self._clock()
-        if now - self._tried.get(asker, -pause) < pause:  # seconds between two tries for one asker
+        # Spent before the dial, which takes seconds: each question meanwhile would make another one.
+        if not self._tries.take(asker, 1, self._clock()):
             return UNTRIED
-        # Before the dial, which takes seconds: each question meanwhile would make another one.
-        self._tried[asker] = now
         return REACHED if await self._dial(*claimed) else MISSED
 
     def _announced(self, asker: Address) -> set[Place | None]:

@@ -7,6 +7,7 @@ more, and the envelopes that show it are kept as evidence. What verdicts amount 
 
 from collections.abc import Callable, Sequence
 from itertools import combinations
+from typing import Protocol
 
 import msgspec
 
@@ -19,6 +20,16 @@ from protocol.run import RunSpec
 
 STRIKES = 3
 """Contradictions about arithmetic that one validator may be wrong in before it is quarantined: hardware differs."""
+
+
+class Bench(Protocol):
+    """Who judges now, as the pool's membership has it."""
+
+    @property
+    def validators(self) -> Sequence[Address]: ...
+    @property
+    def quorum(self) -> int: ...
+    def live_validators(self) -> list[Address]: ...
 
 
 class Dispute(msgspec.Struct, frozen=True):
@@ -54,26 +65,22 @@ class DisputedWork(msgspec.Struct):
 
 
 class Disputes:
-    """One per node. bench: all who are in office; live: of them who is alive now; clock: monotonic seconds; told: who
-    is not believed any more, however that came about, and who signed two verdicts on one work."""
+    """One per node. clock: monotonic seconds; told: who is not believed any more, however that came about, and who
+    signed two verdicts on one work."""
 
     def __init__(
         self,
         run: RunSpec,
         register: Register,
-        live: Callable[[], Sequence[Address]],
+        bench: Bench,
         clock: Callable[[], float],
-        bench: Callable[[], Sequence[Address]],
         told: Callable[[JudgeDisbelieved | JudgeContradicted], object] = lambda one: None,
-        *,
-        evidence: int = 64,
     ) -> None:
-        self._evidence = evidence
+        self._most = 64  # disputes and convictions that are remembered, with what shows them
         self._audit = run.audit
         self._register = register
-        self._live = live
-        self._clock = clock
         self._bench = bench
+        self._clock = clock
         self._told = told
         self._open: dict[WorkId, DisputedWork] = {}
         self._strikes: dict[Address, int] = {}
@@ -89,7 +96,7 @@ class Disputes:
 
     def in_dispute(self) -> list[tuple[bytes, ...]]:
         """The envelopes that open each dispute again for whoever reads them: its policy, its work, its verdicts."""
-        open_ones = list(self._open.values())[-self._evidence :]
+        open_ones = list(self._open.values())[-self._most :]
         return [(*self.shows(case), *(one.raw for one in case.votes.values())) for case in open_ones]
 
     def restore(self, quarantined: Sequence[Quarantined]) -> None:
@@ -142,7 +149,7 @@ class Disputes:
         if not case.disputed or case.ruled is not None:
             return
         votes = {author: one.message for author, one in case.votes.items()}
-        office = set(self._bench()) - self.quarantined.keys()
+        office = set(self._bench.validators) - self.quarantined.keys()
         rechecks = {author: one.message for author, one in case.rechecks.items() if author in office}
         result = resolve(votes, rechecks, len(office), case.work.groups, self._audit.logprob_tolerance)
         if result is not None:
@@ -183,11 +190,10 @@ class Disputes:
         if validator in self.quarantined:
             return
         # Never somebody in office if it can be helped: it would be believed again.
-        if len(self.quarantined) >= self._evidence:  # of many benches: a pool has at most 16 validators at a time
-            here = set(self._live())
-            del self.quarantined[
-                next((one for one in self.quarantined if one not in here), next(iter(self.quarantined)))
-            ]
+        if len(self.quarantined) >= self._most:  # of many benches: a pool has at most 16 validators at a time
+            here = set(self._bench.live_validators())
+            away = (one for one in self.quarantined if one not in here)
+            del self.quarantined[next(away, next(iter(self.quarantined)))]
         one = self.quarantined[validator] = Quarantined(validator, why, self._clock(), evidence)
         self._told(JudgeDisbelieved(validator, one))
         for case in list(self._open.values()):

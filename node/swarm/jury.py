@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import structlog
 import trio
 
-from node.changes import every
+from node.changes import Bell, every, side_by_side
 from node.clock import Seconds
 from node.state.facts import keep, recall
 from node.state.journal import Journal
@@ -57,13 +57,12 @@ class Jury:
         self._board = board
         self._journal = journal
         self._pool = pool
-        self._membership = membership
         self._convicting: dict[int, tuple[Equivocation, list[Signed[Message]]]] = {}
         """By term: the evidence against its holder, opened, since who asks for it asks twice a second."""
         self.facts = Facts(clock)
         self.state = PoolState(membership, run, pool, board.opened, clock)
         self._kept: tuple[object, ...] = ()
-        self._judged = trio.Event()
+        self._judged = Bell()
         membership.terms.follow(lambda: self.apply(TermsChanged()))
 
     async def run(self) -> None:
@@ -73,11 +72,8 @@ class Jury:
         for offices in LINES:
             kinds = (kind for kind, row in COUNTS.items() if row.by in offices and kind is not Heartbeat)
             lines.append(self._board.subscribe(*kinds))
-        async with trio.open_nursery() as nursery:
-            for line in lines:
-                nursery.start_soon(self._follow, line)
-            nursery.start_soon(self._tick)
-            nursery.start_soon(self._remember)
+        tick = partial(every, 1.0, lambda: self.apply(Passed()), at_once=False)  # what the clock decides
+        await side_by_side(*(partial(self._follow, line) for line in lines), tick, self._remember)
 
     def apply(self, given: Input) -> None:
         """One input, and tell what follows from it."""
@@ -112,9 +108,6 @@ class Jury:
     async def _follow(self, line: trio.MemoryReceiveChannel[Signed[Any]]) -> None:
         async for signed in line:
             self.apply(WordHeard(signed))
-
-    async def _tick(self) -> None:
-        await every(1.0, lambda: self.apply(Passed()), at_once=False)  # what the clock decides
 
     # what outlives a restart
 
@@ -151,13 +144,12 @@ class Jury:
         counted = self.state.disputes.raised, self.state.disputes.resolved
         if held or self.state.works.to_raise or counted != self._kept:
             self._kept = counted
-            self._judged.set()
+            self._judged.ring()
 
     async def _remember(self) -> None:
         """Keep the evidence against validators, and against the trainer; and what is in dispute, which others hear."""
         while True:
             await self._judged.wait()
-            self._judged = trio.Event()
             while self.state.works.to_raise:
                 dispute = self.state.works.to_raise.popleft()
                 try:

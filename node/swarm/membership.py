@@ -6,39 +6,21 @@ Where they are is for `places.py`.
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
-import msgspec
 import structlog
 import trio
 
+from contracts.bindings import Slashed
 from node.clock import Seconds
 from node.network.interface import Network
 from node.swarm.board import Board
 from node.swarm.hands import Hands
 from node.swarm.peer_addresses import PeerAddresses
 from node.swarm.terms import LeaderTerms
-from protocol.checks import reason_name
 from protocol.identity import Address
 from protocol.liveness import MISSED_UNHEALTHY, MemberState, MemberTable
 from protocol.messages import Heartbeat
 
 log = structlog.get_logger()
-
-
-class SlashRecord(msgspec.Struct, frozen=True):
-    """A slash seen on chain. amount: wei; reason: checks.Reason."""
-
-    node: Address
-    provider: Address
-    amount: int
-    reason: int
-    transaction: str
-    block: int
-    file_root: str
-
-    @property
-    def reason_name(self) -> str:
-        """The name of the reason, whatever number the chain holds."""
-        return reason_name(self.reason)
 
 
 class Membership:
@@ -57,7 +39,7 @@ class Membership:
     ) -> None:
         self._clock = clock
         self.table = MemberTable()
-        self.slashed: list[SlashRecord] = []
+        self.slashed: list[Slashed] = []
         self.own = own
         self.terms = LeaderTerms(trainer, clock)
         self.hands = Hands(lambda: (self._validators, self.quorum))
@@ -86,6 +68,10 @@ class Membership:
         """Those in office, in the pool at this moment or not."""
         return tuple(self._validators)
 
+    def live_validators(self) -> list[Address]:
+        now = self._clock()  # without a look at everybody else
+        return [one for one in self._validators if self.table.is_live(one, now)]
+
     def appoint(self, validators: Iterable[Address], quorum: int) -> None:
         """Others take office. What those before them said in theirs stays said."""
         self._validators, self.quorum = dict.fromkeys(validators), quorum
@@ -98,10 +84,6 @@ class Membership:
     def may_validate(self, address: Address) -> bool:
         """Whether the pool names it a validator, in the pool at this moment or not."""
         return address in self._validators
-
-    def may_challenge(self, address: Address) -> bool:
-        """Whether it may ask members to prove their hardware: what strangers say of it would count as much."""
-        return self.in_office(address) or self.is_validator(address)
 
     def must_know(self, address: Address) -> bool:
         """Whether it counts where this is even without a lease: this node, the trainer, a validator."""
@@ -175,8 +157,8 @@ class Membership:
         self._leases.pop(node, None)
         self.places.forget(node, keep=not self.is_evicted(node) and self.must_know(node))
 
-    def slash(self, record: SlashRecord) -> None:
-        """A Slashed event: the node is out for good."""
+    def slash(self, record: Slashed) -> None:
+        """The node is out for good."""
         if any(known.transaction == record.transaction and known.node == record.node for known in self.slashed):
             return
         self.slashed.append(record)
@@ -218,6 +200,11 @@ class Membership:
         while (member := self.table.get(node)) is None or member.beat is None:
             await self._awaited.setdefault(node, trio.Event()).wait()
         return member.beat
+
+
+def may_challenge(membership: Membership, address: Address) -> bool:
+    """Whether it may ask members to prove their hardware: what strangers say of it would count as much."""
+    return membership.in_office(address) or membership.is_validator(address)
 
 
 # Whether a node still hears those it works for. A connection is no voice: a dead line stays open for half a minute and

@@ -244,14 +244,12 @@ class MessageStore:
     def _expire(self, now: float) -> None:
         # Seconds for which the newest heartbeat of an author's other generation is kept: two daemons of one key hear
         # each other by it.
-        lines = (self._aging, self.max_age), (self._beats, self._age_of_beats()), (self._second, 60.0)
+        # In a large pool each speaks seldom, and who comes must find all that may be alive.
+        beats = max(self.max_age, MISSED_DEAD * heartbeat_interval(len(self._beats)))
+        lines = (self._aging, self.max_age), (self._beats, beats), (self._second, 60.0)
         for line, most in lines:
             while line and (oldest := next(iter(line.values()))).at < now - most:
                 self._remove(oldest)
-
-    def _age_of_beats(self) -> float:
-        """As long as their authors may be alive: in a large pool each speaks seldom, and who comes must find them."""
-        return max(self.max_age, MISSED_DEAD * heartbeat_interval(len(self._beats)))
 
     def _drop(self, kept: Kept) -> None:
         self._remove(kept)

@@ -43,13 +43,15 @@ class Neighbours:
 
     def want(self, trainer: Address, validators: Iterable[Address]) -> None:
         """Who is dialled for what it is."""
-        judges = sorted({*validators} - {self._own, trainer}, key=self._rank)
-        self._wanted = {each: _chance(self._own, each) for each in (trainer, *judges) if each != self._own}
+        judges = sorted({*validators} - {self._own, trainer}, key=lambda each: _drawn(self._own, each))
+        others = [each for each in (trainer, *judges) if each != self._own]
+        # 0..1, the same for each pair for ever, and of another draw than the ranks.
+        self._wanted = {each: int.from_bytes(_drawn(each, self._own)[:8]) / 2**64 for each in others}
         self._trainer = trainer
 
     def add(self, member: Address) -> None:
         if member != self._own and member not in self._there:
-            self._there[member] = self._rank(member)
+            self._there[member] = _drawn(self._own, member)
             insort(self._drawn, (self._there[member], member))
 
     def discard(self, member: Address) -> None:
@@ -82,7 +84,10 @@ class Neighbours:
         answer."""
         found = dict.fromkeys(self._sought())
         room = MOST - sum(not self._is_barred(member) for member in found)
-        for member in chain(self._kept(), self._others()):
+        # Who is connected stays: a draw that changed with all that is heard would drop one link for another. Not the
+        # trainer and validators, which have few places.
+        there = self._links & self._there.keys() - self._wanted.keys()
+        for member in chain((one for one in self._chosen if one in there), self._others()):
             if room <= 0:
                 break
             if member not in found:
@@ -90,14 +95,6 @@ class Neighbours:
                 room -= 1
         self._chosen = found
         return found
-
-    def _kept(self) -> Iterator[Address]:
-        """Who is connected stays: a draw that changed with all that is heard would drop one link for another. Not the
-        trainer and validators, which have few places."""
-        return (each for each in self._chosen if self._stays(each))
-
-    def _stays(self, member: Address) -> bool:
-        return member in self._links and member in self._there and member not in self._wanted
 
     def _others(self) -> Iterator[Address]:
         """In the order of the draw: those that are alive, those that were heard once, and of all others so many as are
@@ -142,14 +139,6 @@ class Neighbours:
         # Seconds until a member that could not be dialled is drawn again, doubled each time.
         return self._now < missed[1] + min(most, 15.0 * 2.0 ** min(missed[0] - 1, 16))
 
-    def _rank(self, member: Address) -> bytes:
-        return _drawn(self._own, member)
-
 
 def _drawn(own: Address, member: Address) -> bytes:
     return blake3(f"{own}{member}".encode()).digest()
-
-
-def _chance(own: Address, member: Address) -> float:
-    """0..1, the same for each pair for ever, and of another draw than the ranks."""
-    return int.from_bytes(_drawn(member, own)[:8]) / 2**64

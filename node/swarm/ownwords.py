@@ -31,9 +31,6 @@ from protocol.statements import work_id
 
 PROTOCOL = "/intellect-node/own/1"
 MAX_ANSWER = 1 << 20
-ANSWER_EVERY = 10.0
-"""Seconds between two answers to one asker."""
-MAX_ASKERS = 1024
 
 
 class OwnAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -77,14 +74,14 @@ class _Heard(msgspec.Struct):
 class OwnEar:
     """Hears words with this node's key that this process did not say. clock: monotonic seconds; wall: unix seconds."""
 
-    def __init__(self, clock: Seconds, wall: Seconds, *, kept: int = 8192, rises: int = 2) -> None:
-        self._kept = kept  # own words that are kept until they were looked at; two boards' full
+    def __init__(self, clock: Seconds, wall: Seconds) -> None:
+        self._kept = 8192  # own words that are kept until they were looked at; two boards' full
         # Times that another daemon's heartbeats must have risen, as far apart as they say, before it is one that lives.
         # What a dead one left comes once or twice more, on slow ways.
-        self._rises = rises
+        self._rises = 2
         self._clock, self._wall = clock, wall
         self._opened = wall()
-        self._words: BoundedDict[bytes, Signed[Message]] = BoundedDict(kept)
+        self._words: BoundedDict[bytes, Signed[Message]] = BoundedDict(self._kept)
         self._generations: BoundedDict[int, _Heard] = BoundedDict(16)
         self.news = trio.Event()
         self.heard_at = -1.0

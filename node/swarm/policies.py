@@ -263,17 +263,14 @@ class PolicyIndex:
 
     def _contradicts(self, signed: Signed[PolicyAnnounced]) -> Equivocation | None:
         message = signed.message
-        same_root, same_step = self._by_root.get(message.policy_root), self._by_step.get(message.step)
-        if same_step is not None and same_step.message.policy_root != message.policy_root:
-            return Equivocation(f"two policies were announced for step {message.step}", (same_step.raw, signed.raw))
-        if same_step is not None and _states_otherwise(same_step.message, message):
-            return Equivocation(f"two statements were made about step {message.step}", (same_step.raw, signed.raw))
-        if same_root is not None and same_root.message.step != message.step:
-            what = f"one policy was announced for steps {same_root.message.step} and {message.step}"
-            return Equivocation(what, (same_root.raw, signed.raw))
+        if (one := self._by_step.get(message.step)) is not None:
+            if one.root != message.policy_root:
+                what = f"two policies were announced for step {message.step}"
+                return Equivocation(what, (one.raw, signed.raw))
+            # Of two terms each may state something about one step.
+            if one.message.term == message.term and one.statement != message.statement:
+                return Equivocation(f"two statements were made about step {message.step}", (one.raw, signed.raw))
+        if (one := self._by_root.get(message.policy_root)) is not None and one.step != message.step:
+            what = f"one policy was announced for steps {one.step} and {message.step}"
+            return Equivocation(what, (one.raw, signed.raw))
         return None
-
-
-def _states_otherwise(one: PolicyAnnounced, other: PolicyAnnounced) -> bool:
-    """Whether both state something about one step, and not the same. Of two terms each may."""
-    return one.term == other.term and one.statement != other.statement

@@ -114,7 +114,7 @@ class PoolState:
         self.refused: Counter[str] = Counter()
         """Words that count for nothing, by message and why."""
         books = (self.register, self.tasks, self.lots)
-        self.works = Works(membership, run, *books, opened, self.validators, self._tell, self.refused, clock)
+        self.works = Works(membership, run, *books, opened, self._tell, self.refused, clock)
         self.vote_set, self.disputes, self.seals = self.works.vote_set, self.works.disputes, self.works.seals
         self.checkpoints = OfferedCheckpoints()
         self._news: list[News] = []
@@ -149,8 +149,7 @@ class PoolState:
 
     def validators(self) -> list[Address]:
         """The validators that are alive at this moment."""
-        now, table = self._clock(), self._membership.table  # without a look at everybody else
-        return [one for one in self._membership.validators if table.is_live(one, now)]
+        return self._membership.live_validators()
 
     def reached(self, trainer: Address) -> int:
         """The newest step that a quorum of the believed validators hold, as they say themselves; -1 for none."""

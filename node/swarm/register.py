@@ -244,19 +244,20 @@ class Register:
             waiting.pop(id, None)
         # A commitment names one hash, which may be a policy's or a task's: whoever knows it decides what the work is.
         known, task = self._policies.find(commitment.policy_root), self._tasks.find(commitment.policy_root)
-        if known is None and task is None:
-            self._set_aside(id, early)
-            return None
-        # Of a policy that a newer term took back files count for a while: who made them could not know.
+        # Of a policy that a newer term took back files count for a while: who made them could not know. The block of
+        # that term may be replaced.
         late = known is not None and known.orphaned_at is not None and early.at > known.orphaned_at + GRACE_SECONDS
+        if late or (known is None and task is None):
+            # What may become work waits, a few of each node's, for a while; the rest was never said.
+            self.ignored += 1
+            # Commitments of one node that may wait for their policy to be announced.
+            self._early.setdefault(commitment.node, BoundedDict(16))[id] = early
+            return None
         # An index beyond what the run allows is no work: otherwise one node could fill the register with slots.
         most, round_ = self._most if task is None else task.spec.shards, -1
         if known is not None and known.outer and task is None and self._run.diloco is not None:
             round_ = known.step + commitment.index
             most = commitment.index + (self._run.diloco.begins_at(round_) == known.step)
-        if late:  # the block of that term may be replaced
-            self._set_aside(id, early)
-            return None
         over = self.is_closed(commitment.policy_root) or (known is not None and self._may_be_said_again(known, early))
         if commitment.index >= most or over:
             self.ignored += 1
@@ -264,7 +265,12 @@ class Register:
         slot = self._slots.setdefault(slot_of(commitment), [])
         if len(slot) > 1:
             return None  # two are evidence enough
-        work = self._made(id, early, known.step if known else -1, task, round_, rival=bool(slot))
+        step, groups = known.step if known else -1, 1 if round_ >= 0 else self._run.groups_per_file
+        if task is not None:
+            groups = len(task.spec.numbers(commitment.index))
+        backlog = early.at - self._opened < BACKLOG_SECONDS
+        heard = (id, early.signed, step, early.at, early.newest_step, backlog)
+        work = RegisteredWork(*heard, groups, task, round_, rival=bool(slot))
         # Of a forked slot both stay, since together they are the evidence.
         slot.append(work)
         self._works[id] = self._of.setdefault(commitment.policy_root, {})[id] = work
@@ -278,38 +284,19 @@ class Register:
             results[id] = work
             if len(results) > 1024:
                 self._close(next(iter(results.values())))
-        self._tell(work, slot)
-        return None if work.rival else work
+        if work.rival:
+            for on_rivals in self._on_rivals:
+                on_rivals(slot[0], work)
+            return None
+        for listener in self._listeners:
+            listener(work)
+        return work
 
     def _may_be_said_again(self, known: KnownPolicy, early: _Early) -> bool:
         """Whether a commitment is so old that others may have judged it before this node came. Anybody can say such a
         one again, and it would be refused as old."""
         came_later = known.at - self._opened < BACKLOG_SECONDS
         return came_later and early.newest_step - known.step > self._run.recipe.max_staleness
-
-    def _made(
-        self, id: WorkId, early: _Early, step: int, task: Task | None, round_: int, *, rival: bool
-    ) -> RegisteredWork:
-        backlog = early.at - self._opened < BACKLOG_SECONDS
-        index, groups = early.signed.message.commitment.index, 1 if round_ >= 0 else self._run.groups_per_file
-        if task is not None:
-            groups = len(task.spec.numbers(index))
-        heard = (id, early.signed, step, early.at, early.newest_step, backlog)
-        return RegisteredWork(*heard, groups, task, round_, rival=rival)
-
-    def _set_aside(self, id: WorkId, early: _Early) -> None:
-        """What may become work waits, a few of each node's, for a while; the rest was never said."""
-        self.ignored += 1
-        # Commitments of one node that may wait for their policy to be announced.
-        self._early.setdefault(early.signed.message.commitment.node, BoundedDict(16))[id] = early
-
-    def _tell(self, work: RegisteredWork, slot: list[RegisteredWork]) -> None:
-        if work.rival:
-            for on_rivals in self._on_rivals:
-                on_rivals(slot[0], work)
-            return
-        for listener in self._listeners:
-            listener(work)
 
     def close(self, *, early_seconds: float = 60.0) -> None:
         """What is over leaves, a few at a time, and so do nodes of which nothing is left: told once a second."""

@@ -12,6 +12,7 @@ import msgspec
 
 from node.bounded_dict import BoundedDict
 from node.swarm.audit_lots import AuditLots
+from node.swarm.disputes import Bench
 from node.swarm.facts import WorkId
 from node.swarm.register import Register, RegisteredWork
 from node.swarm.vote_set import VoteSet
@@ -54,15 +55,13 @@ class _Sealer(msgspec.Struct):
 
 
 class Seals:
-    """One per node. quorum: of those in office; is_one: whether only one validator is; patience: seconds that a seal
-    may stay closed; windows: of lots."""
+    """One per node. patience: seconds that a seal may stay closed; windows: of lots."""
 
     def __init__(
         self,
         register: Register,
         vote_set: VoteSet,
-        quorum: Callable[[], int],
-        is_one: Callable[[], bool],
+        bench: Bench,
         patience: float,
         windows: AuditLots,
         clock: Callable[[], float],
@@ -73,8 +72,7 @@ class Seals:
         """By validator and window that this may cost it: works of which it took its word back."""
         self._register = register
         self._vote_set = vote_set
-        self._quorum = quorum
-        self._is_one = is_one
+        self._bench = bench
         self._clock = clock
         self._patience = patience
         self._opening = patience + OPENING_GRACE
@@ -98,7 +96,7 @@ class Seals:
         """A validator shows its verdict."""
         id = work_id(signed.message.verdict)
         # The last that was awaited: shown before the others' it is as good as sealed.
-        is_last = len({signed.author, *self.sealing(id)}) >= self._quorum()
+        is_last = len({signed.author, *self.sealing(id)}) >= self._bench.quorum
         self._sealed(signed.author, id, seal_of(signed.message, signed.author) if is_last else b"")
         self._is_late(signed.author)  # noted while it can be seen
         sealer = self._sealers[signed.author]
@@ -190,14 +188,14 @@ class Seals:
         """When the verdict behind a seal should have come: soon after a quorum showed theirs, as nobody waits then."""
         spoken = self._vote_set.has_spoken(id)
         ways = (one.seals[id] for author, one in self._sealers.items() if author in spoken and id in one.seals)
-        shown = sorted(way.shown for way in ways)[self._quorum() - 1 :]
+        shown = sorted(way.shown for way in ways)[self._bench.quorum - 1 :]
         return max(shown[0], sealed_at) + SEAL_SECONDS + OPENING_GRACE if shown else sealed_at + self._opening
 
     def was_sealed(self, id: WorkId, validator: Address) -> bool:
         """Whether a validator is paid for its verdict on a work, as far as seals go: it sealed before anybody's was
         shown that had to be, or in the place of those who sealed and did not show; otherwise it may have copied it. And
         it did not show its own before it had to, to a copier or at the cost of whoever seals next."""
-        if self._is_one():
+        if len(self._bench.validators) == 1:
             return True  # there is nobody to copy from
         said, work = self._vote_set.verdict_of(id, validator), self._register.get(id)
         ways = {author: one.seals[id] for author, one in self._sealers.items() if id in one.seals}
@@ -207,7 +205,7 @@ class Seals:
         # What was shown must be what was sealed, or the seal bound its author to nothing.
         if said is None or work is None or own is None or seal_of(said.message, validator) != own.seal:
             return False
-        quorum, every = self._quorum(), [own, *ways.values()]
+        quorum, every = self._bench.quorum, [own, *ways.values()]
 
         def had_to(way: _Seal) -> bool:
             """Show, since a quorum had sealed, or nobody else for long."""

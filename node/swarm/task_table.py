@@ -162,19 +162,15 @@ class TaskTable:
         backlog = now - self._started < 20.0
         leases = Leases(id, spec, now)
         task = Task(id, spec, signed.message.spec, signed.author, leases, now, backlog)
-        self._make_room()
+        if len(self._tasks) >= MOST_TASKS:  # the oldest that is over goes first
+            over = (known for known, one in self._tasks.items() if not one.open)
+            del self._tasks[next(over, next(iter(self._tasks)))]
         self._tasks[id] = task
         for node, claims in list(self._early.items()):
             for of, shard in [one for one in claims if one[0] == id]:
                 del claims[of, shard]
                 leases.claim(shard, node, now, self._is_alive)
         return task
-
-    def _make_room(self) -> None:
-        """For one more: the oldest that is over goes first."""
-        if len(self._tasks) >= MOST_TASKS:
-            over = (id for id, task in self._tasks.items() if not task.open)
-            del self._tasks[next(over, next(iter(self._tasks)))]
 
     def _update(self, task: Task, author: Address | None = None) -> None:
         """author: of the newest word."""

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from contracts.bindings import ChairInfo, TermTaken
+from node.changes import Changes
 from protocol.identity import Address
 
 FOREVER = 2**63
@@ -31,9 +32,6 @@ class Term(msgspec.Struct, frozen=True):
     at: float = 0.0
 
 
-Listener = Callable[[], object]
-
-
 class Chairs(Protocol):
     """The chain, or what stands for it. terms: all that were taken, in their order."""
 
@@ -42,13 +40,14 @@ class Chairs(Protocol):
     async def terms(self, pool: int) -> list[TermTaken]: ...
 
 
-class LeaderTerms:
-    """manager: who leads a pool that nobody seated; trainers: in the order of their turn; lease, grace: seconds."""
+class LeaderTerms(Changes):
+    """manager: who leads a pool that nobody seated; trainers: in the order of their turn; lease, grace: seconds. Who
+    follows is told after every change."""
 
     def __init__(self, manager: Address, clock: Callable[[], float]) -> None:
+        super().__init__()
         self._clock = clock
         self._terms: list[Term] = [Term(0, manager)]
-        self._listeners: list[Listener] = []
         self.trainers: tuple[Address, ...] = (manager,)
         self.seated = False
         self.lease = self.grace = 0
@@ -79,10 +78,6 @@ class LeaderTerms:
         policy `apart`, which its holder before stated otherwise than it came out here (-1: none); None without one."""
         later = (term for term in self._terms if term.number > after)
         return next((one.from_step for one in later if one.holder != own or one.from_step <= apart), None)
-
-    def follow(self, listener: Listener) -> None:
-        """Told after every change."""
-        self._listeners.append(listener)
 
     def is_trainer(self, address: Address) -> bool:
         """Whether it leads, led, or stands by: what it said in its term stays said."""
@@ -163,7 +158,7 @@ class LeaderTerms:
         """The block of the newest word was replaced."""
         if self._before:
             vars(self).update(self._before.pop())
-            self._tell()
+            self.tell()
 
     def _changed(self, number: int, **changes: object) -> list[Term]:
         # A word about an older term changes nothing: a term that was taken since stands.
@@ -174,8 +169,4 @@ class LeaderTerms:
     def _become(self, **changes: object) -> None:
         self._before.append({name: getattr(self, name) for name in changes})
         vars(self).update(changes)
-        self._tell()
-
-    def _tell(self) -> None:
-        for listener in self._listeners:
-            listener()
+        self.tell()

@@ -8,10 +8,10 @@ and nowhere else. Knows nothing of engines, lots or chains.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from enum import Enum
 
-from node.swarm.disputes import Dispute, DisputedWork, Disputes
+from node.swarm.disputes import Bench, Dispute, DisputedWork, Disputes
 from node.swarm.register import Register, RegisteredWork, WorkId
 from protocol.audit import share_of_files
 from protocol.disputes import Conflict, DisputeRuling, asked_alike, asked_apart, hearsay, values_complete
@@ -34,25 +34,15 @@ class FileState(Enum):
 
 
 class VoteSet:
-    """Counts verdicts on the works of a register. quorum: of those in office; live: of them who is alive now; clock:
-    monotonic seconds; bench: all who are in office, alive or not."""
+    """Counts verdicts on the works of a register. clock: monotonic seconds."""
 
     def __init__(
-        self,
-        run: RunSpec,
-        quorum: Callable[[], int],
-        register: Register,
-        live: Callable[[], Sequence[Address]],
-        clock: Callable[[], float],
-        bench: Callable[[], Sequence[Address]],
-        disputes: Disputes,
+        self, run: RunSpec, register: Register, bench: Bench, clock: Callable[[], float], disputes: Disputes
     ) -> None:
         self.disputes = disputes
         self._bench = bench
         self._audit = run.audit
-        self._quorum = quorum
         self._register = register
-        self._live = live
         self._clock = clock
         self._cases: dict[WorkId, DisputedWork] = {}
         register.follow_closed(self._close)
@@ -166,7 +156,7 @@ class VoteSet:
 
     def _by_first_words(self, accepting: int, rejecting: int) -> FileState:
         """What a dispute comes to that nobody won in time: what a quorum had said, if more than those against."""
-        if max(accepting, rejecting) < self._quorum() or accepting == rejecting:
+        if max(accepting, rejecting) < self._bench.quorum or accepting == rejecting:
             return FileState.UNDECIDED
         return FileState.ACCEPTED if accepting > rejecting else FileState.REJECTED
 
@@ -233,30 +223,30 @@ class VoteSet:
         alive, but two at least where three or more are in office: what one alone says is a claim. A run with servers
         always waits for its quorum: nobody alone is a witness."""
         if self._audit.witnessed != "no" or self._clock() - case.heard < self._audit.verdict_seconds:
-            return self._quorum()
+            return self._bench.quorum
         deciding = set(self.active_validators())
-        if len(self._bench()) >= 3:
-            return max(2, min(self._quorum(), len(deciding)))
+        if len(self._bench.validators) >= 3:
+            return max(2, min(self._bench.quorum, len(deciding)))
         # Of two the one that could not have a file leaves the word to the other: there is no third whom to ask.
-        return max(1, min(self._quorum(), len(deciding - {a for a, one in rejecting.items() if hearsay(one)})))
+        return max(1, min(self._bench.quorum, len(deciding - {a for a, one in rejecting.items() if hearsay(one)})))
 
     def active_validators(self) -> list[Address]:
         """The validators that are alive, believed and not silent."""
-        if not (live := self._live()):
+        if not (live := self._bench.live_validators()):
             return []
-        let_pass = self.files_let_pass(self._quorum() - 1)
+        let_pass = self.files_let_pass(self._bench.quorum - 1)
         return [one for one in live if one not in self.disputes.quarantined and not self.is_inactive(one, let_pass)]
 
     def is_inactive(self, validator: Address, let_pass: int = 0) -> bool:
         """Whether it let the last files pass without a verdict, alive or not. Where validators share files out, nobody
         is expected to speak of each: twice as many as would be its share must pass. A busy one leaves out what the
         quorum has accepted meanwhile. let_pass: how many files may pass, where that is known already."""
-        return self._missed.get(validator, 0) >= (let_pass or self.files_let_pass(self._quorum() - 1))
+        return self._missed.get(validator, 0) >= (let_pass or self.files_let_pass(self._bench.quorum - 1))
 
     def files_let_pass(self, looking: int) -> int:
         """Files in a row without a word that say something of a validator, if one more than `looking` are to look at
         each."""
-        share = share_of_files(len(self._live()), looking)
+        share = share_of_files(len(self._bench.live_validators()), looking)
         # Files in a row that could be had and that a validator let pass without a word, before others decide without
         # it.
         silent_after = 4
@@ -270,7 +260,7 @@ class VoteSet:
         if case.overdue or not case.work.delivered or self._clock() - case.heard < self._audit.verdict_seconds:
             return
         case.overdue = True
-        for validator in self._live():
+        for validator in self._bench.live_validators():
             if validator not in case.votes and validator not in case.rechecks:
                 self._missed[validator] = self._missed.get(validator, 0) + 1
 
@@ -290,5 +280,5 @@ class VoteSet:
             both, winner = [*case.votes.items(), *case.rechecks.items()], case.winner
             said = {a: one.message for a, one in both if self.disputes.compare(case, one.message, winner) is None}
         said = {a: one for a, one in said.items() if a not in self.disputes.quarantined}
-        said = asked_alike(said, self._quorum())
+        said = asked_alike(said, self._bench.quorum)
         return {a: one for a, one in said.items() if (one.verdict.outcome == VerdictOutcome.ACCEPT) == accept}

@@ -50,9 +50,8 @@ log = structlog.get_logger()
 
 
 class Works:
-    """One per node. opened: reads a message that another one carries, as the board checks it; validators: those that
-    are alive; tell: takes what is so; refused: counts words that
-    count for nothing; clock: monotonic seconds."""
+    """One per node. opened: reads a message that another one carries, as the board checks it; tell: takes what is so;
+    refused: counts words that count for nothing; clock: monotonic seconds."""
 
     def __init__(
         self,
@@ -62,7 +61,6 @@ class Works:
         tasks: TaskTable,
         lots: AuditLots,
         opened: Callable[..., Signed[Any]],
-        validators: Callable[[], list[Address]],
         tell: Callable[[News], None],
         refused: Counter[str],
         clock: Seconds,
@@ -72,12 +70,9 @@ class Works:
         self._opened = opened
         self._tell = tell
         self._register, self._tasks, self._lots = register, tasks, lots
-        quorum = lambda: membership.quorum  # benches change
-        bench = lambda: membership.validators
-        self.disputes = Disputes(run, register, validators, clock, bench, self._on_judge)
-        self.vote_set = VoteSet(run, quorum, register, validators, clock, bench, self.disputes)
-        is_one, patience = lambda: len(membership.validators) == 1, run.audit.opening_seconds
-        self.seals = Seals(register, self.vote_set, quorum, is_one, patience, lots, clock)
+        self.disputes = Disputes(run, register, membership, clock, self._on_judge)
+        self.vote_set = VoteSet(run, register, membership, clock, self.disputes)
+        self.seals = Seals(register, self.vote_set, membership, run.audit.opening_seconds, lots, clock)
         self.to_raise: deque[Dispute] = deque(maxlen=64)
         """Conflicts that this node has seen and may tell others of."""
         self.prompts_differ = 0

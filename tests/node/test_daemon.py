@@ -21,9 +21,10 @@ from node.state.journal import Journal
 from node.state.keystore import save_key
 from node.state.leave import LEAVING
 from node.state.pen import Pen
-from node.swarm.membership import Membership, SlashRecord
+from node.swarm.membership import Membership
 from protocol.identity import NodeKey
 from tests.memory_network import MemoryHub, MemoryNetwork
+from tests.words import slash_of
 
 
 def interrupted_while_opening_the_journal(path: Path, pen: Pen) -> Journal:
@@ -113,7 +114,7 @@ async def test_a_slash_of_the_past_that_was_overturned_stops_no_node(autojump_cl
     key = NodeKey(b"\1" * 32)
     members = Membership(key.address, MemoryNetwork(key, MemoryHub()), key.address, ())
     chain: Any = Chain(None, False, True)
-    slashes = [SlashRecord(key.address, key.address, 10, 5, hash_, 7, "00") for hash_ in ("0xa", "0xb")]
+    slashes = [slash_of(key.address, hash_) for hash_ in ("0xa", "0xb")]
     with trio.move_on_after(60) as waited:
         members.slash(slashes[0])
         await daemon.until_evicted(members, chain, 1)

@@ -30,6 +30,7 @@ from node.chain.cases import (
     Vote,
 )
 from node.chain.errors import InsufficientFunds, Reverted
+from node.changes import Bell
 from node.services.context import Context
 from node.services.court.turns import seconds_to_wait
 from node.state.kept import cached
@@ -45,6 +46,7 @@ from protocol.messages import (
     EarningsVote,
     EpochRootSigned,
     PolicyAnnounced,
+    Signed,
     StepVerdict,
     VerdictIssued,
     VerdictRechecked,
@@ -66,8 +68,8 @@ class OnChainCourt(Protocol):
 class Slashing:
     """Executes verdicts until cancelled."""
 
-    def __init__(self, context: Context, court: OnChainCourt, *, turn_seconds: float = 1.0) -> None:
-        self._turn_seconds = turn_seconds
+    def __init__(self, context: Context, court: OnChainCourt) -> None:
+        self._turn_seconds = 1.0
         self._context = context
         self._court = court
         self._register = context.state.register
@@ -77,7 +79,7 @@ class Slashing:
         self._evidence: dict[Address, tuple[str, Contradiction]] = {}
         """By whom it convicts: the log's word, and one piece of it, which is enough for a key."""
         self._evidenced: set[Address] = set()
-        self._news = trio.Event()
+        self._news = Bell()
         self._terms: set[int] = set()
         self._tallies: dict[Address, BoundedDict[tuple[type, int, int], tuple[EpochRoot | Earnings, bytes]]] = {}
         self._leaves: dict[Address, BoundedDict[bytes, tuple[LeavesRead, dict[WorkId, Leaf]]]] = {}
@@ -87,8 +89,8 @@ class Slashing:
         async with trio.open_nursery() as nursery:
             self._register.follow_rivals(self._on_rivals)
             nursery.start_soon(self._collect)
-            nursery.start_soon(self._collect_contradictions)
-            nursery.start_soon(self._collect_rechecks)
+            nursery.start_soon(self._context.handle, self._on_contradiction, JudgeContradicted)
+            nursery.start_soon(self._context.handle, self._on_recheck, VerdictRechecked)
             nursery.start_soon(self._collect_tallies)
             nursery.start_soon(self._collect_leaves)
             while True:
@@ -106,9 +108,7 @@ class Slashing:
                     self._executed.add(verdict.node)
                     nursery.start_soon(self._execute, verdict)
                 # What is pending ripens by what others say; an equivocation is told to nobody.
-                self._news = trio.Event()
-                with trio.move_on_after(self._turn_seconds):
-                    await self._news.wait()
+                await self._news.wait(self._turn_seconds)
 
     # what a key signed against itself
 
@@ -116,7 +116,7 @@ class Slashing:
         # One piece is enough for a key, so the first stays and a flood of pairs costs nothing.
         if key not in self._evidence:
             self._evidence[key] = what, case
-            self._news.set()
+            self._news.ring()
 
     def _on_rivals(self, one: RegisteredWork, other: RegisteredWork) -> None:
         """Two different commitments for one slot."""
@@ -143,11 +143,10 @@ class Slashing:
         case = CommitmentContradiction(*words, second.message.signature)
         self._convict(first.author, "trainer.forked", case)
 
-    async def _collect_contradictions(self) -> None:
+    def _on_contradiction(self, one: JudgeContradicted) -> None:
         """Two different verdicts on one work."""
-        async for one in self._context.facts.subscribe(JudgeContradicted):
-            pair = one.first.verdict, one.first.signature, one.second.verdict, one.second.signature
-            self._convict(one.author, "validator.contradicted_itself", VerdictContradiction(*pair))
+        pair = one.first.verdict, one.first.signature, one.second.verdict, one.second.signature
+        self._convict(one.author, "validator.contradicted_itself", VerdictContradiction(*pair))
 
     async def _collect_tallies(self) -> None:
         """Two different roots, or tables, of one epoch with one number, by somebody who has a seat to lose."""
@@ -203,9 +202,8 @@ class Slashing:
                         await self._on_leaf(read, works[work], verdict, signature)
             self._consider(signed.author, message.verdict)
 
-    async def _collect_rechecks(self) -> None:
-        async for signed in self._context.facts.subscribe(VerdictRechecked):
-            self._consider(signed.author, signed.message.verdict)
+    def _on_recheck(self, signed: Signed[VerdictRechecked]) -> None:
+        self._consider(signed.author, signed.message.verdict)
 
     def _consider(self, author: Address, verdict: Verdict) -> None:
         # What one validator's arithmetic shows by itself takes no stake.
@@ -217,7 +215,7 @@ class Slashing:
     def _accuse(self, by: Address, verdict: Verdict) -> None:
         pending = self._pending.setdefault(by, BoundedDict(PENDING))
         if not pending:
-            self._news.set()
+            self._news.ring()
         pending[work_id(verdict), verdict.reason] = verdict
 
     def _ripe(self) -> list[Verdict]:

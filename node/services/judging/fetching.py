@@ -16,8 +16,8 @@ import trio
 from blake3 import blake3
 
 from node.bounded_dict import BoundedDict
-from node.changes import Bell, every, seen
-from node.services.context import Context
+from node.changes import Bell, every
+from node.services.context import Context, owed
 from node.services.court.turns import place
 from node.services.judging.lots import OwnLots
 from node.services.judging.queue import FileQueue, Place
@@ -26,7 +26,7 @@ from node.swarm.register import RegisteredWork, WorkId
 from node.swarm.vote_set import FileState
 from protocol.audit import share_of_files
 from protocol.checks import Fault, Reason
-from protocol.errors import IntellectError, OwnFailure
+from protocol.errors import OwnFailure
 from protocol.identity import Address
 
 log = structlog.get_logger()
@@ -257,28 +257,14 @@ class Fetching:
     async def deliver(self, work: RegisteredWork) -> Path | None:
         """The file, from its worker or whoever has it; None if nobody hands it over in time. Raises OwnFailure where
         that time is over and this machine could not take it."""
-        root, limit, own = work.commitment.file_root, work.most_bytes, None
-        path: Path | None = None
-
-        async def is_here() -> bool:
-            nonlocal path, own
-            try:
-                path = await self._context.blobs.fetch(root, self._holders(work), max_size=limit, timeout=30.0)
-            except IntellectError as error:
-                own = error if isinstance(error, OwnFailure) else None
-                log.info("rollout.unavailable", node=work.node, why=error.why)
-            return path is not None
-
-        with trio.move_on_after(self._patience(work)):
-            await seen(is_here, 1.0)
+        # The other validators and the trainer, so that a worker who serves only some of them serves all.
+        sources = lambda: [work.node, *self._context.state.validators(), self._context.membership.trainer]
+        root, seconds = work.commitment.file_root, self._patience(work)
+        path = await owed(self._context, root, sources, work.most_bytes, seconds, "rollout.unavailable")
         if path is not None:
             self._register.was_delivered(work)
-            self._owing.discard(work.node)
-            return path
-        if own is not None:
-            raise own
-        self._owing.add(work.node)
-        return None
+        (self._owing.add if path is None else self._owing.discard)(work.node)
+        return path
 
     def _patience(self, work: RegisteredWork) -> float:
         """Seconds to wait for a file. After one that never came, the worker's others are due since they were heard of:
@@ -288,9 +274,3 @@ class Fetching:
             return whole
         # Seconds for a file that has been due for long, of a worker who did not hand over the one before it.
         return max(work.at + whole - self._context.clock.monotonic(), 5.0)
-
-    def _holders(self, work: RegisteredWork) -> list[Address]:
-        """Who may have a file: its worker, the other validators, and the trainer, so that a worker who serves only some
-        of them serves all."""
-        others = [*self._context.state.validators(), self._context.membership.trainer]
-        return [work.node, *(one for one in others if one != self._own)]

@@ -3,7 +3,7 @@
 Everything that needs no model is checked of every file; which groups go through the model is decided by this
 validator's lots. What goes wrong on this side (its engine, its own fetches of policies) is never held against a
 worker: such a file waits, and in the end gets no verdict from here. How files come here is `fetching.py`, how verdicts
-go out `pronouncing.py`; consequences are `node.services.court`'s.
+go out `verdict_publisher.py`; consequences are `node.services.court`'s.
 """
 
 from collections import deque
@@ -121,14 +121,10 @@ class Validator(Service):
     async def run(self) -> None:
         await self.own_lots.prepare()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.own_lots.run)
-            nursery.start_soon(self._slashing.run)
-            nursery.start_soon(self._follow_policies)
-            nursery.start_soon(self._fetching.run)
-            nursery.start_soon(self._pronouncing.run)
-            nursery.start_soon(self._peer_audit.run)
+            beside = self._slashing.run, self._fetching.run, self._pronouncing.run, self._peer_audit.run
             # Others' standings are part of what takes a stake: it needs two classes of engines (ADR 007).
-            nursery.start_soon(self._heed_others)
+            for story in (self.own_lots.run, self._follow_policies, *beside, self._heed_others):
+                nursery.start_soon(story)
             await self._judge_files(nursery)
 
     # what is heard
@@ -234,11 +230,14 @@ class Validator(Service):
         if candidate.fault:
             await self._pronounce(work, candidate.fault, None, None, 0.0)
             return
+        started = self._context.clock.monotonic()
         if work.is_recomputed:
             path = candidate.path or await _here(self._fetching.deliver(work))
-            await self._judge_recomputed(work, path, candidate.recheck)
+            # What is not sampled is what this validator finds itself. It says nothing of how well its author samples.
+            found = await _here(self._recomputer.inspect(work, path, afresh=candidate.recheck))
+            seconds = self._context.clock.monotonic() - started
+            await self._pronounce(work, found, None, None, seconds, candidate.recheck)
             return
-        started = self._context.clock.monotonic()
         lot = await self._lot(work, candidate.recheck)
         path = candidate.path or await _here(self._fetching.deliver(work))
         if path is None:
@@ -258,13 +257,6 @@ class Validator(Service):
         standing = await self._records.add(work.node, work.id, found.evidence, len(found.checked), accepted)
         await self._pronounce(work, found, lot, standing, seconds, candidate.recheck)
 
-    async def _judge_recomputed(self, work: RegisteredWork, path: Path | None, recheck: bool) -> None:
-        """What is not sampled is what this validator finds itself. It says nothing of how well its author samples."""
-        started = self._context.clock.monotonic()
-        found = await _here(self._recomputer.inspect(work, path, afresh=recheck))
-        seconds = self._context.clock.monotonic() - started
-        await self._pronounce(work, found, None, None, seconds, recheck)
-
     async def _lot(self, work: RegisteredWork, recheck: bool) -> Lot | None:
         """The groups to recompute, None for all of them: of a task's every one, since its owner needs every score."""
         # Nor could lots be drawn: a task may last longer than a window, and lots whose secret is known are no lots.
@@ -274,16 +266,12 @@ class Validator(Service):
         suspect = await self._records.is_suspect(work.node)
         return self.own_lots.draw(work.id, work.step, history.verified, suspect, work.groups)
 
-    async def _second_look(self, work: RegisteredWork) -> bool:
-        """Whether to look with another arithmetic than the worker's: at half of a suspect's files, each validator at
-        other ones, because one class of engines alone convicts nobody."""
-        if not await self._records.is_suspect(work.node):
-            return False
-        return blake3(self._context.key.address.encode() + work.id).digest(1)[0] & 1 == 1
-
     async def _inspect(self, work: RegisteredWork, path: Path, lot: Lot | None) -> Inspected:
-        groups = None if lot is None else lot.groups
-        second_look = lot is not None and await self._second_look(work)
+        groups, second_look = None if lot is None else lot.groups, False
+        # With another arithmetic than the worker's at half of a suspect's files, each validator at other ones, because
+        # one class of engines alone convicts nobody.
+        if lot is not None and await self._records.is_suspect(work.node):
+            second_look = blake3(self._context.key.address.encode() + work.id).digest(1)[0] & 1 == 1
         return await self._ask(work, path, groups, f"report-{work.id.hex()[:16]}.arrow", second_look=second_look)
 
     async def _look_at_groups(self, work: RegisteredWork, groups: tuple[int, ...]) -> tuple[Inspected, Rows] | None:
@@ -311,8 +299,10 @@ class Validator(Service):
         order = msgspec.structs.replace(
             Inspect.of(work.commitment, path, self._scratch / report), groups=groups, second_look=second_look, task=task
         )
-        inspected = await _here(self._engine.ask(order, timeout=300.0, policy=load))
-        return inspected
+        return await _here(self._engine_for(work).ask(order, timeout=300.0, policy=load))
+
+    def _engine_for(self, work: RegisteredWork) -> EngineChild:
+        return self._engine
 
     async def _basis(self, work: RegisteredWork) -> tuple[ShardOrder | None, LoadPolicy]:
         """What the file was made from: a policy, or a task and the policy that it names."""

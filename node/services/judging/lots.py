@@ -12,6 +12,7 @@ import structlog
 import trio
 
 from node.audit.order import memory_for
+from node.changes import Bell
 from node.hardware import Hardware
 from node.run.assets import image_limit
 from node.services.context import Context
@@ -70,7 +71,7 @@ class OwnLots:
         self._revealed: set[int] = set()
         self.newest = -1
         """The newest policy's step, -1 before the first."""
-        self._moved = trio.Event()
+        self._moved = Bell()
         self.prepared = trio.Event()
         self._arrived: deque[tuple[float, Address]] = deque()
         self._seconds_per_group: float | None = None
@@ -91,14 +92,13 @@ class OwnLots:
         """The trainer announced a policy."""
         if step > self.newest:
             self.newest = step
-            self._moved.set()
+            self._moved.ring()
 
     async def run(self) -> None:
         """Pledge ahead and reveal behind until cancelled."""
         recalled = 4  # windows before this one whose secrets may still be owed
         while True:
             await self._moved.wait()
-            self._moved = trio.Event()
             window = window_of(self.newest, self._audit)
             await self._recall(range(max(0, window - recalled), window))
             # One window ahead: a pledge counts towards the swarm's power only if it was heard before its window.

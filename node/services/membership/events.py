@@ -25,7 +25,7 @@ from node.chain.ledger import Ledger
 from node.changes import every
 from node.progress import TROUBLE, ProgressRecord
 from node.services.base import Service
-from node.swarm.membership import Membership, SlashRecord
+from node.swarm.membership import Membership
 from protocol.identity import Address
 
 
@@ -49,13 +49,12 @@ class Events(Service):
         nursery.start_soon(self.run)
         await nursery.start(self._follower.run)
         with trio.move_on_after(60.0):
-            while self._follower.block is None and not self._goes_on_without():
+            # Once the chain was asked in vain, what is known of the pool from before is gone on with, if that is more
+            # than ourselves.
+            known = self._membership.addresses
+            while self._follower.block is None and not (self._follower.unanswered and known()):
                 with trio.move_on_after(1.0):  # members that are known from before may come a little later
                     await self._follower.looked.wait()
-
-    def _goes_on_without(self) -> bool:
-        """The chain was asked in vain, and what was known of the pool before is more than ourselves."""
-        return self._follower.unanswered and len(self._membership.addresses()) > 0
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -119,7 +118,7 @@ class Events(Service):
                 self._note(event, node)
                 self._membership.left(node)
             case Slashed():
-                self._membership.slash(_record(event))
+                self._membership.slash(event)
             case SlashOverturned(node=node):
                 pardoned = node not in self.ledger.slashed  # a conviction by its own signatures stays
                 for record in [known for known in self._membership.slashed if known.node == node and pardoned]:
@@ -161,13 +160,8 @@ class Events(Service):
             case Slashed(node=node, transaction=transaction):
                 self._membership.unslash(node, transaction)
             case SlashOverturned(node=node) if node in self.ledger.slashed:
-                self._membership.slash(_record(self.ledger.slashed[node]))
+                self._membership.slash(self.ledger.slashed[node])
             case TrainersSeated() | TermTaken() | TermHeld() | TermEnded():
                 self._membership.terms.undo()
             case ValidatorsSet() | ValidatorStruck() if self._benches:
                 self._membership.appoint(*self._benches.pop())
-
-
-def _record(event: Slashed) -> SlashRecord:
-    root = event.file_root.hex()
-    return SlashRecord(event.node, event.provider, event.amount, event.reason, event.transaction, event.block, root)

@@ -43,7 +43,7 @@ async def neighbourhood(contacts: Sequence[str]) -> AsyncIterator[trio.MemoryRec
     finally:
         # The library says good-bye to its neighbours; a cancel would leave its thread and sockets.
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(_close, opened)
+            await trio.to_thread.run_sync(_library()(opened.close))
 
 
 class _Ear:
@@ -100,11 +100,6 @@ def _open(contacts: list[str], ear: _Ear) -> "Zeroconf":
         zeroconf.close()
         raise
     return zeroconf
-
-
-@_library()
-def _close(zeroconf: "Zeroconf") -> None:
-    zeroconf.close()
 
 
 def service_of(contact: str) -> "ServiceInfo":

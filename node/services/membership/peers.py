@@ -5,6 +5,7 @@ So a node that comes back dials where the members were last, whatever the chain 
 
 import random
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ import structlog
 import trio
 
 from contracts.bindings import PoolInfo
-from node.bounded_dict import BoundedDict
-from node.changes import every
+from node.changes import every, side_by_side
 from node.member import Participant
+from node.network.budget import Budgets
 from node.services.base import Service
 from node.state.files import write_whole
 from node.swarm.peer_records import MAX_TOLD_BYTES, PeerRecords
@@ -27,7 +28,6 @@ log = structlog.get_logger()
 
 PROTOCOL = "/intellect-node/peers/1"
 NAME = "peers"
-MAX_ASKERS = 1024
 EMPTY = b"\x90"
 """A list of nothing, in msgpack."""
 
@@ -40,7 +40,8 @@ class PeerDialler(Service):
     def __init__(self, member: Participant, directory: Path) -> None:
         self._member = member
         self._path = directory / NAME
-        self._told: BoundedDict[Address, float] = BoundedDict(MAX_ASKERS, refresh=True)
+        # The book is larger than the question, so an asker must not get it as often as it likes.
+        self._answers = Budgets(1 / 10.0, 1)  # to one peer
         membership = member.membership
         self.book = PeerRecords(member.key.address, member.domain, member.pool, membership.is_member)
         member.network.serve(PROTOCOL, self._answer, max_request=1)
@@ -53,10 +54,8 @@ class PeerDialler(Service):
         nursery.start_soon(self.run)
 
     async def run(self) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._listen)
-            nursery.start_soon(self._ask_always)
-            nursery.start_soon(self._save_always)
+        save = partial(every, 30.0, self._save, at_once=False)
+        await side_by_side(self._listen, partial(every, 30.0, self._ask_somebody), save)
 
     def status(self) -> dict[str, Any]:
         return {"node": {"peers_kept": len(self.book)}}
@@ -70,9 +69,6 @@ class PeerDialler(Service):
         except (OSError, IntellectError) as error:
             log.warning("peers.not_read", path=str(self._path), error=repr(error))
 
-    async def _save_always(self) -> None:
-        await every(30.0, self._save, at_once=False)
-
     async def _save(self) -> None:
         try:
             await trio.to_thread.run_sync(write_whole, self._path, self.book.kept(time.time()))
@@ -82,9 +78,6 @@ class PeerDialler(Service):
     async def _listen(self) -> None:
         async for signed in self._member.board.subscribe(Heartbeat):
             self.book.learn(signed, time.time())
-
-    async def _ask_always(self) -> None:
-        await every(30.0, self._ask_somebody)
 
     async def _ask_somebody(self) -> None:
         if connected := sorted(self._member.network.connected()):
@@ -99,13 +92,8 @@ class PeerDialler(Service):
         except IntellectError as error:  # of another version, or gone
             log.debug("peers.not_asked", peer=peer, why=error.why)
 
-    async def _answer(self, asker: Address, _: bytes, *, answer_pause: float = 10.0) -> bytes:
-        now = trio.current_time()
-        # The book is larger than the question, so an asker must not get it as often as it likes.
-        if now - self._told.get(asker, -answer_pause) < answer_pause:  # seconds between two answers to one peer
-            return EMPTY
-        self._told[asker] = now
-        return self.book.told(time.time())
+    async def _answer(self, asker: Address, _: bytes) -> bytes:
+        return self.book.told(time.time()) if self._answers.take(asker, 1, trio.current_time()) else EMPTY
 
     async def _take(self, data: bytes) -> None:
         """Raises ProtocolError."""

@@ -5,13 +5,14 @@ Who can be dialled may carry others. Who cannot lets two members pass calls on, 
 
 import random
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import structlog
 import trio
 
 from node.bounded_dict import BoundedDict
-from node.changes import every, seen
+from node.changes import every, seen, side_by_side
 from node.config import RelayOffer
 from node.member import Participant
 from node.network.contacts import CIRCUIT, ip_of
@@ -69,9 +70,8 @@ class Reach(Service):
             unknown = min(2 * unknown, AGAIN[0])
             return waits
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(every, 2.0, self.settle)
-            await every(pause, self.ask_around, at_once=False)
+        ask = partial(every, pause, self.ask_around, at_once=False)
+        await side_by_side(partial(every, 2.0, self.settle), ask)
 
     def status(self) -> dict[str, Any]:
         seen = f"{self.seen[0]}:{self.seen[1]}" if self.seen else ""

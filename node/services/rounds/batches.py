@@ -6,7 +6,6 @@ say.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import structlog
 import trio
@@ -90,16 +89,12 @@ class Batches:
     async def named(self, roots: Sequence[bytes], holders: Sequence[Address]) -> list[ComposedBatch]:
         """Manifests by their roots. Raises IntellectError."""
         found, left = list[ComposedBatch](), MAX_MANIFEST_BYTES
+        seconds = min(30.0, self._spec.audit.delivery_seconds)
         for root in roots:
             with self._context.blobs.holding([root]):
-                path = await self._fetch(root, holders, left)
+                sources = [one for one in holders if one != self._context.key.address]
+                path = await self._context.blobs.fetch(root, sources, max_size=max(left, 1), timeout=seconds)
                 data = await trio.to_thread.run_sync(path.read_bytes)
             left -= len(data)  # together no more than one may have: their number is its node's to choose
             found.append(await trio.to_thread.run_sync(decode_composed, data))
         return found
-
-    async def _fetch(self, root: bytes, holders: Sequence[Address], most: int, *, fetch_timeout: float = 30.0) -> Path:
-        own = self._context.key.address
-        sources = [one for one in holders if one != own]
-        timeout = min(fetch_timeout, self._spec.audit.delivery_seconds)
-        return await self._context.blobs.fetch(root, sources, max_size=max(most, 1), timeout=timeout)

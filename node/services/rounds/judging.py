@@ -18,19 +18,18 @@ import structlog
 import trio
 
 from node.bounded_dict import BoundedDict
-from node.changes import Changes, seen
+from node.changes import Changes, side_by_side
 from node.inference.client import EngineChild
 from node.inference.link import OnProgress
 from node.inference.wire import AnsweredMessage, Inspect, Inspected, LoadPolicy, R, ShardOrder, answer_to
 from node.services.certifier import Certifier
-from node.services.context import Context
+from node.services.context import Context, owed
 from node.services.judging.judge import OwnTrouble, Validator
 from node.services.rounds.applying import Rounds
 from node.services.rounds.batches import Batches
 from node.services.training.stating import make
 from node.services.workplace import Workplace
 from node.swarm.facts import PeerTold, WorkTouched
-from node.swarm.policies import PolicyIndex
 from node.swarm.register import RegisteredWork
 from node.swarm.vote_set import FileState
 from node.training.batch import encode_batch
@@ -194,25 +193,12 @@ class ContributionJudge:
             await self._changed.until(lambda: not is_open())
 
     async def _had(self, root: bytes, node: Address, most: int) -> Path | None:
-        """A file that a peer owes, from it or another validator; None if nobody hands it over in time. Raises
-        OwnFailure."""
-        context, seconds = self._context, self._context.run.spec.audit.delivery_seconds
-        others = [one for one in context.state.validators() if one != context.key.address]
-        path: Path | None = None
-
-        async def is_here() -> bool:
-            nonlocal path
-            try:
-                path = await context.blobs.fetch(root, [node, *others], max_size=most, timeout=seconds)
-            except OwnFailure:
-                raise
-            except IntellectError as error:
-                log.info("state.unavailable", node=node, why=error.why)
-            return path is not None
-
-        with trio.move_on_after(seconds):
-            await seen(is_here, 1.0)
-        return path
+        """A file that a peer owes, from it or another validator. As `owed`."""
+        seconds, sources = (
+            self._context.run.spec.audit.delivery_seconds,
+            lambda: [node, *self._context.state.validators()],
+        )
+        return await owed(self._context, root, sources, most, seconds, "state.unavailable")
 
     async def _hear_claim(self, node: Address, replica_id: int) -> None:
         with trio.move_on_after(self._claim_seconds):
@@ -284,30 +270,6 @@ class ContributionJudge:
         )
 
 
-class BothKinds:
-    """Contributions to the learner, files of rollouts to the engine."""
-
-    def __init__(self, policies: PolicyIndex, looks: ContributionJudge, engine: EngineChild) -> None:
-        self._policies, self._looks, self._engine = policies, looks, engine
-
-    @property
-    def engine_name(self) -> str:
-        return getattr(self._engine, "engine_name", "")
-
-    async def ask(
-        self,
-        request: AnsweredMessage[R],
-        *,
-        timeout: float,
-        policy: LoadPolicy | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> R:
-        order: Any = request
-        known = self._policies.find(order.policy_root) if isinstance(order, Inspect) else None
-        which: EngineChild = self._looks if known is not None and known.outer else self._engine
-        return await which.ask(request, timeout=timeout, policy=policy, on_progress=on_progress)
-
-
 class ContributionValidator(Validator):
     """A validator of a run with rounds. engine: for the rollouts that it learns from, None where that is text."""
 
@@ -320,8 +282,7 @@ class ContributionValidator(Validator):
         certifier: Certifier,
         engine: EngineChild | None = None,
     ) -> None:
-        child = looks if engine is None else BothKinds(context.state.policies, looks, engine)
-        super().__init__(context, child, None, *given, certifier=certifier)
+        super().__init__(context, engine or looks, None, *given, certifier=certifier)
         self._rounds, self._looks, self._samples = rounds, looks, engine is not None
 
     @classmethod
@@ -339,10 +300,12 @@ class ContributionValidator(Validator):
             self.own_lots.policy(round_)
 
     async def _heed_others(self) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._looks.hear)
-            if self._samples:
-                await super()._heed_others()
+        others = [super()._heed_others] if self._samples else []
+        await side_by_side(self._looks.hear, *others)
+
+    def _engine_for(self, work: RegisteredWork) -> EngineChild:
+        """Contributions to the learner, files of rollouts to the engine."""
+        return self._looks if work.contribution else self._engine
 
     async def _basis(self, work: RegisteredWork) -> tuple[ShardOrder | None, LoadPolicy]:
         """The outer state that a contribution begins at, with its round, or the policy that a file was sampled with."""

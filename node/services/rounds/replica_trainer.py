@@ -8,6 +8,7 @@ from typing import Any
 import structlog
 import trio
 
+from node.changes import side_by_side
 from node.recipe.pool import Selection
 from node.services.context import Context
 from node.services.rounds.adding import Outer
@@ -60,9 +61,7 @@ class ReplicaTrainer(RoundWorker):
 
     async def run(self) -> None:
         await self._used.recall(self._rounds.newest - self._spec.recipe.max_staleness)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._ingest.run)
-            await super().run()
+        await side_by_side(self._ingest.run, super().run)
 
     # batches
 

@@ -1,5 +1,6 @@
 """A peer's part in a round: its replica, its steps, and its contribution, committed like any work."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import structlog
 import trio
 
 from node.bounded_dict import BoundedDict
-from node.changes import Changes
+from node.changes import Changes, side_by_side
 from node.guest.rest import DOING, GuestRest
 from node.services.base import Service
 from node.services.committing import OwnWorks, commit, slot_name
@@ -33,13 +34,8 @@ class RoundWorker(Service):
     blobs_a_round = 1
     """What a replay of this node's contribution may ask for."""
 
-    def __init__(
-        self, context: Context, rounds: Rounds, store: PolicyPins, rest: GuestRest | None = None, *, kept: int = 4
-    ) -> None:
+    def __init__(self, context: Context, rounds: Rounds, store: PolicyPins, rest: GuestRest | None = None) -> None:
         """store: from which others are served."""
-        # Rounds whose states are kept for replays: contributions to two may still be judged, by what was before and
-        # after.
-        self._kept = kept
         self._rest = rest or GuestRest()
         self._context, self._rounds, self._pins = context, rounds, store
         self.replica_id, self._said = -1, 0
@@ -50,7 +46,11 @@ class RoundWorker(Service):
         """Of what a round's steps or their contribution wait for."""
         rounds.moved.follow(self._changed.tell)
         self._rest.changed.follow(self._changed.tell)
-        self._served: BoundedDict[bytes, None] = BoundedDict(kept * self.blobs_a_round)
+        # Rounds whose states are kept for replays: contributions to two may still be judged, by what was before and
+        # after.
+        kept = 4
+        self._most_served = kept * self.blobs_a_round
+        self._served: BoundedDict[bytes, None] = BoundedDict(self._most_served)
 
     async def run(self) -> None:
         await self.works.count()
@@ -61,10 +61,8 @@ class RoundWorker(Service):
         self._heed_rest()
         for path in self._rounds.files.own():
             await self._serve(path)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._context.handle, self._changed.tell, WorkTouched)
-            nursery.start_soon(self.works.follow, self._context.state.vote_set.state)
-            await self._contribute()
+        hear = partial(self._context.handle, self._changed.tell, WorkTouched)
+        await side_by_side(hear, partial(self.works.follow, self._context.state.vote_set.state), self._contribute)
 
     async def _contribute(self) -> None:
         """A contribution to every round that this node lives to see begin."""
@@ -183,7 +181,7 @@ class RoundWorker(Service):
         info = await self._context.blobs.add(path)
         if info.root in self._served:
             return
-        if len(self._served) == self._kept * self.blobs_a_round:
+        if len(self._served) == self._most_served:
             # `BoundedDict` lets the oldest go with the next one, but not its pin.
             self._pins.unpin(next(iter(self._served)))
         self._served[info.root] = None

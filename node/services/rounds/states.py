@@ -15,8 +15,8 @@ log = structlog.get_logger()
 class OuterFiles:
     """folder: in the spool."""
 
-    def __init__(self, folder: Path, *, kept_states: int = 2) -> None:
-        self._kept_states = kept_states
+    def __init__(self, folder: Path) -> None:
+        self._kept_states = 2
         self._folder = folder
 
     def path(self, round_: int) -> Path:

@@ -20,26 +20,29 @@ from node.recipe.label_queue import LabelQueue
 from node.recipe.teacher_queue import TeacherQueue
 from node.services.base import Service
 from node.services.context import Context
-from node.services.tasking.gathering import gather
 from node.services.tasking.judges import Judges
 from node.services.tasking.owned import LAST_WORDS, Owned
 from node.services.tasking.requests import TaskRefused, TaskRequest, routes
 from node.services.tasking.teachers import Teachers
+from node.services.training.values import check_report
 from node.services.workplace import Workplace
 from node.swarm.facts import WorkTouched
 from node.swarm.register import RegisteredWork, WorkId
 from node.swarm.task_table import Task, describe_task
 from node.swarm.vote_set import FileState
-from node.tasks.records import TaskFolder, folder_of, folders
+from node.tasks.records import ShardRecord, TaskFolder, VerdictRecord, folder_of, folders
 from node.weights.merge import stretches_of
 from node.weights.policy_cache import HeldPolicy
-from protocol.errors import IntellectError
+from protocol.errors import IntellectError, ProtocolError
+from protocol.identity import Address
 from protocol.liveness import AHEAD
 from protocol.lots import pack_groups
-from protocol.messages import TaskOffered, VerdictRequested
-from protocol.tasks import MAX_SPEC_BYTES, MergeOrder, TaskId, TaskSpec, encode_task, task_id
+from protocol.messages import Judgement, TaskOffered, VerdictRequested
+from protocol.rollout import MAX_REPORT_BYTES, decode_report
+from protocol.tasks import MAX_SHARD_SAMPLES, MAX_SPEC_BYTES, MergeOrder, TaskId, TaskSpec, encode_task, task_id
 
 log = structlog.get_logger()
+FETCH_TIMEOUT = 30.0
 
 
 class TaskScheduler(Service):
@@ -59,11 +62,9 @@ class TaskScheduler(Service):
         directory: Path,
         label_queue: LabelQueue | None = None,
         teacher_queue: TeacherQueue | None = None,
-        *,
-        look_every: float = 1.0,
     ) -> None:
         # Seconds until tasks are looked at though nothing was heard: what only time decides, and what waits for judges.
-        self._look_every = look_every
+        self._look_every = 1.0
         self._context = context
         self._directory = directory
         run = context.run.spec
@@ -282,7 +283,8 @@ class TaskScheduler(Service):
             # Half-way, once: validators that have lost the commitment in gossip still have time to look.
             elif state is FileState.OPEN and trio.current_time() - work.at > patience / 2 and id not in self._asked:
                 self._asked[id] = None
-                nursery.start_soon(self._ask_again, work)
+                asked = VerdictRequested(pool=self._context.pool, commitment=work.signed.raw)
+                nursery.start_soon(self._context.board.post, asked)
 
     async def _gather(self, own: Owned, work: RegisteredWork) -> None:
         shard = work.commitment.index
@@ -298,11 +300,68 @@ class TaskScheduler(Service):
         finally:
             own.busy.discard(shard)
 
-    async def _ask_again(self, work: RegisteredWork) -> None:
-        await self._context.board.post(VerdictRequested(pool=self._context.pool, commitment=work.signed.raw))
-
     def _described(self, id: TaskId, own: Owned) -> dict[str, Any]:
         task: Task | None = self._context.state.tasks.find(id)
         known = describe_task(task, trio.current_time()) if task else {"id": id.hex(), "kind": own.spec.kind}
         gathered = {"open": own.open, "gathered": len(own.done), "shards": own.spec.shards}
         return {**known, **gathered, "path": str(own.folder.path), "problems": own.spec.problems}
+
+
+async def gather(context: Context, folder: TaskFolder, work: RegisteredWork) -> None:
+    """Keep the result of a shard. Raises IntellectError where the file, or every report, cannot be had or is none."""
+    votes = context.state.vote_set.accepting(work.id)
+    report = await _report(context, work, votes)
+    commitment = work.commitment
+    root, sources = commitment.file_root, [work.node, *votes]
+    file = await context.blobs.fetch(root, sources, max_size=work.most_bytes, timeout=FETCH_TIMEOUT)
+    context.state.register.was_delivered(work)
+    record = ShardRecord(
+        shard=commitment.index,
+        node=work.node,
+        work=work.id.hex(),
+        file_root=commitment.file_root.hex(),
+        units=commitment.units,
+        signature=work.signed.message.signature.hex(),
+        verdicts=tuple(_recorded(author, vote) for author, vote in votes.items()),
+        at=time.time(),
+        epoch=commitment.epoch,
+    )
+    await trio.to_thread.run_sync(folder.add, record, file, report)
+
+
+async def _report(context: Context, work: RegisteredWork, votes: dict[Address, Judgement]) -> bytes:
+    """The report that decides most groups: what one validator could not score in time another one may have. Empty where
+    nobody could decide about any."""
+    best, most, groups = b"", -1, work.groups
+    if votes and not any(vote.report_root for vote in votes.values()):
+        return b""
+    for author, vote in votes.items():
+        if not vote.report_root:
+            continue
+        try:
+            limit = min(vote.report_size, MAX_REPORT_BYTES)
+            path = await context.blobs.fetch(vote.report_root, [author], max_size=limit, timeout=FETCH_TIMEOUT)
+            data, decided = await trio.to_thread.run_sync(_read, work, vote, path)
+        except IntellectError:
+            continue
+        if decided > most:
+            best, most = data, decided
+        if most == groups:
+            break
+    if most < 0:
+        raise ProtocolError("no report", f"none of {len(votes)} validators hands a fitting one over")
+    return best
+
+
+def _read(work: RegisteredWork, vote: Judgement, path: Path) -> tuple[bytes, int]:
+    """(a report that is about this file and holds what its author signed, groups in it). Raises ProtocolError."""
+    data = path.read_bytes()
+    report = decode_report(data, MAX_SHARD_SAMPLES)
+    size = work.task.spec.samples if work.task else 1
+    check_report(report, work.commitment.file_root, vote, work.groups, size)
+    return data, len({row.group for row in report.rows})
+
+
+def _recorded(author: Address, vote: Judgement) -> VerdictRecord:
+    verdict = vote.verdict
+    return VerdictRecord(author, verdict.outcome, verdict.reason, vote.signature.hex(), vote.report_root.hex())

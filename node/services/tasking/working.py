@@ -47,10 +47,8 @@ class TaskWorker(Service):
         task_inputs: TaskInputs,
         scratch: Path,
         rest: GuestRest | None = None,
-        *,
-        remind_every: float = 30.0,
     ) -> None:
-        self._remind_every = remind_every
+        self._remind_every = 30.0
         self._context = context
         self._own = context.key.address
         self._book = context.state.tasks
@@ -152,7 +150,7 @@ class TaskWorker(Service):
             await trio.to_thread.run_sync(out.write_bytes, result)
             await self._deliver(task, shard, out, task.spec.units)
 
-    async def _sample(self, task: Task, shard: int, *, produce_deadline: float = 600.0) -> None:
+    async def _sample(self, task: Task, shard: int) -> None:
         order, load = await self._task_inputs.order(task)
         if not await self._claim(task, shard):
             return
@@ -165,7 +163,7 @@ class TaskWorker(Service):
             out_path=str(out),
             task=order,
         )
-        most = max(produce_deadline, task.spec.lease_seconds)
+        most = max(600.0, task.spec.lease_seconds)
         with self._rest.work() as scope:
             produced = await self._engine.ask(asked, timeout=most, policy=load)
         if scope.cancelled_caught:

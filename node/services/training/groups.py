@@ -14,7 +14,7 @@ from node.services.context import Context, Rate
 from node.state.journal import Journal
 from node.swarm.facts import WorkId
 from protocol.lots import unpack_groups
-from protocol.manifest import ComposedBatch, UsedWork
+from protocol.manifest import ComposedBatch
 
 
 class UsedUp:
@@ -99,15 +99,14 @@ class Groups:
 
     async def settle_batch(self, composed: ComposedBatch) -> None:
         """What the leader used is used here too, or this trainer would train on it again as soon as it leads."""
+        settled = list[Key]()
         for work in composed.works:
+            name = work.name(self._own_pool)
             if work.judged:
-                self._ask_nobody(work.name(self._own_pool))
-        await self.settle([key for work in composed.works for key in self._settled_by(work)], composed.step)
-
-    def _settled_by(self, work: UsedWork) -> list[Key]:
-        """Those without signal included."""
-        named = (unpack_groups(bitmap, self._per_file) or () for bitmap in (work.used, work.flat))
-        return [(work.name(self._own_pool), group) for groups in named for group in groups]
+                self._ask_nobody(name)
+            for bitmap in (work.used, work.flat):  # those without signal included
+                settled += [(name, group) for group in unpack_groups(bitmap, self._per_file) or ()]
+        await self.settle(settled, composed.step)
 
     def forget(self, work: WorkId) -> None:
         """It is rejected after all."""

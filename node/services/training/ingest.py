@@ -25,9 +25,8 @@ from node.recipe.join import join
 from node.recipe.label_queue import LabelRequest, without_rewards
 from node.recipe.pool import Group, Key, Origin
 from node.services.context import Context
-from node.services.training.sources import origins_of
 from node.services.training.stage_timings import StageTimings
-from node.services.training.values import Believed, OwnLook, Values
+from node.services.training.values import Believed, OwnLook, Values, origins_of
 from node.swarm.facts import WorkTouched
 from node.swarm.register import RegisteredWork, WorkId
 from node.swarm.vote_set import FileState
@@ -35,7 +34,7 @@ from protocol.disputes import UNDECIDED
 from protocol.errors import IntellectError
 from protocol.identity import Address
 from protocol.messages import DIGEST, Judgement, VerdictRequested
-from protocol.rollout import MAX_FILE_BYTES, ReportHeader, ValidatorReport, decode
+from protocol.rollout import ReportHeader, ValidatorReport, decode
 
 log = structlog.get_logger()
 PENDING = 256
@@ -69,14 +68,12 @@ class Ingest:
         asks: Callable[[], bool] = lambda: True,
         look: OwnLook | None = None,
         hopeless: Callable[[str], None] = lambda why: None,
-        remembered: int = 8192,
-        again: float = 4.0,
         questions: tuple[float, float] = (2.0, 64.0),
     ) -> None:
-        self._remembered = remembered
+        self._remembered = 8192
         # Seconds until what a file lacks is asked for again; twice as long after each try, at once with a further
         # verdict.
-        self._again = again
+        self._again = 4.0
         self._context = context
         self._spec = context.run.spec
         self._register = context.state.register
@@ -90,7 +87,7 @@ class Ingest:
         self.values = Values(context, look, taken_back=taken_back, hopeless=hopeless)
         self._open: dict[WorkId, RegisteredWork] = {}
         self._asked: set[WorkId] = set()
-        self._asked_of: BoundedDict[Address, float] = BoundedDict(remembered, refresh=True)
+        self._asked_of: BoundedDict[Address, float] = BoundedDict(self._remembered, refresh=True)
         # Verdicts asked for again, per second and at once: half of what others hear of a trainer
         # (`node/swarm/counts.py`). Where validators are slower than workers everything waits, and who asked for all of
         # it would be muted with its policies.
@@ -115,12 +112,10 @@ class Ingest:
         self.invalidated = len(await journal.do(journal.used.invalidated))
         await self.values.recall()
         async with trio.open_nursery() as nursery:
-            if self._look is not None:
-                nursery.start_soon(self._look.run)
-            nursery.start_soon(self._follow_jury)
-            nursery.start_soon(self._watch_clock, nursery)
-            for _ in range(FETCHERS):
-                nursery.start_soon(self._fetch_accepted)
+            look = [self._look.run] if self._look is not None else []
+            for story in (*look, self._follow_jury, *[self._fetch_accepted] * FETCHERS):
+                nursery.start_soon(story)
+            await self._watch_clock(nursery)
 
     def status(self) -> dict[str, Any]:
         """Of training. invalidated_files: that trained a step and were rejected afterwards."""
@@ -231,12 +226,8 @@ class Ingest:
             log.info("rollout.unavailable", node=work.node, why=error.why)
 
     async def _fetch(self, work: RegisteredWork, holders: Sequence[Address]) -> Path:
-        path = await self._context.blobs.fetch(
-            work.commitment.file_root,
-            [work.node, *holders],
-            max_size=min(work.signed.message.size, MAX_FILE_BYTES),
-            timeout=30.0,
-        )
+        root, sources = work.commitment.file_root, [work.node, *holders]
+        path = await self._context.blobs.fetch(root, sources, max_size=work.most_bytes, timeout=30.0)
         self._register.was_delivered(work)
         return path
 

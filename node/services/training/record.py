@@ -50,10 +50,7 @@ class Record:
         watch: SpoolWatch,
         evaluations: Evaluations,
         observer: Observer,
-        *,
-        history: int = 400,
     ) -> None:
-        self._history = history
         self._context, self._spool, self._watch = context, spool, watch
         self._evaluations, self._observer = evaluations, observer
         self._spec = context.run.spec
@@ -61,7 +58,8 @@ class Record:
         self.step = -1
         self.done = False
         self.ended_by: str | None = None
-        self.metrics: deque[StepMetrics] = deque(maxlen=history)
+        self._history = 400  # steps whose figures are told
+        self.metrics: deque[StepMetrics] = deque(maxlen=self._history)
         self.staleness: Counter[int] = Counter()
         self._announced: dict[int, float] = {}
         self._began_at: float | None = None

@@ -47,14 +47,9 @@ class StandingBy:
         watch: SpoolWatch,
         groups: Groups,
         record: Record,
-        *,
-        follow_again: float = 1.0,
-        patience: int = 5,
     ) -> None:
-        # Seconds before what could not be had of another trainer's step is asked for again.
-        self._follow_again = follow_again
-        # Times in a row after which a standby goes on from a checkpoint instead, if one is offered.
-        self._patience = patience
+        self._follow_again = 1.0  # seconds before what could not be had of another's step is asked for again
+        self._patience = 5  # times in a row after which it goes on from a checkpoint instead, if one is offered
         self._context, self._spool, self._groups, self._record = context, spool, groups, record
         self._policies = context.state.policies
         self._adopting = StateSync(context, spool, watch, context.progress.trouble)

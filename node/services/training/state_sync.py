@@ -90,9 +90,15 @@ class StateSync:
         if stated is None:
             return False
         roots, run = (stated.message.state_root, stated.message.policy_root), self._context.run.spec
+        sources = list(dict.fromkeys([offer.author, *self._context.membership.addresses()]))
         with ExitStack() as held:
+
+            def fetch(root: bytes, size: int) -> Awaitable[Path]:
+                held.enter_context(self._context.blobs.holding([root]))
+                return self._context.blobs.fetch(root, sources, max_size=size, timeout=600.0)
+
             try:
-                card, _, files = await fetch_checkpoint(self._fetcher(offer, held), offer.message, run)
+                card, _, files = await fetch_checkpoint(fetch, offer.message, run)
             # For good: the bytes of this root will never be others. What cannot be had now may be had later.
             except ProtocolError as error:
                 return self._refuse(offer, error.why)
@@ -114,13 +120,3 @@ class StateSync:
         log.warning("checkpoint.refused", step=offer.message.step, by=offer.author, why=why)
         self._told(f"checkpoint {offer.message.step} of {offer.author} is refused: {why}")
         return False
-
-    def _fetcher(self, offer: Signed[CheckpointOffered], held: ExitStack) -> Fetch:
-        sources = list(dict.fromkeys([offer.author, *self._context.membership.addresses()]))
-        blobs = self._context.blobs
-
-        def fetch(root: bytes, size: int) -> Awaitable[Path]:
-            held.enter_context(blobs.holding([root]))
-            return blobs.fetch(root, sources, max_size=size, timeout=600.0)
-
-        return fetch

@@ -1,4 +1,5 @@
-"""The values that the trainer may believe: what two validators agree on, or what it recomputed itself.
+"""The values that the trainer may believe: what two validators agree on, or what it recomputed itself; and where they
+come from, so that a manifest can name them and anybody can fetch them again.
 
 A report is one validator's opinion. The rows of a group are believed if the reports of two validators hold the same
 ones (rewards exactly, log-probabilities token by token within the tolerance). What only one report has, and what two
@@ -16,29 +17,41 @@ from typing import NamedTuple
 import msgspec
 import structlog
 import trio
+from blake3 import blake3
 
 from node.bounded_dict import BoundedDict
 from node.inference.client import EngineProcess
 from node.inference.wire import Inspect, Inspected, LoadPolicy
+from node.recipe.pool import Origin
 from node.services.context import Context
-from node.services.training.sources import ReportSource, Rows, in_order, whose
 from node.state.facts import keep, recall
 from node.swarm.disputes import STRIKES
 from node.swarm.register import RegisteredWork, WorkId
 from protocol.checks import HEARSAY, Reason, reason_name
 from protocol.disputes import UNDECIDED, Conflict, VerdictConflict
 from protocol.errors import IntellectError, OwnFailure, ProtocolError
-from protocol.identity import Address
+from protocol.identity import Address, address_bytes
 from protocol.lots import draws_file, unpack_groups
 from protocol.messages import DIGEST, NO_PROMPTS, Judgement
-from protocol.rollout import ReportRow, ValidatorReport, decode_report
+from protocol.rollout import ReportHeader, ReportRow, ValidatorReport, decode_report, encode_report
 from protocol.run import RolloutSpec
 from protocol.statements import VerdictOutcome
 from protocol.values import report_fault, rows_differ
 
 log = structlog.get_logger()
+_ORDER = "intellect-node report order v1"
+Rows = dict[int, list[ReportRow]]
+"""Group -> its samples, in order."""
 DISTRUSTED = "distrusted_reports"
 REPORT_NAME = "own-report-{}.arrow"
+
+
+class ReportSource(msgspec.Struct, frozen=True):
+    """A report: who wrote it, its root and size."""
+
+    author: Address
+    root: bytes
+    size: int
 
 
 class LookShares(NamedTuple):
@@ -113,8 +126,7 @@ class Believed(msgspec.Struct, frozen=True):
 
 class Values:
     """Which values the trainer believes. look: None where this node cannot recompute anything; taken_back: told of
-    works whose values rested on somebody who is not believed any more; hopeless: told why nobody is left to believe.
-    hedge_seconds: so long other reports may come behind the first one; longer where that took longer."""
+    works whose values rested on somebody who is not believed any more; hopeless: told why nobody is left to believe."""
 
     def __init__(
         self,
@@ -124,11 +136,8 @@ class Values:
         taken_back: Callable[[WorkId], object],
         hopeless: Callable[[str], None] = lambda why: None,
         shares: LookShares | None = None,
-        fetch_seconds: float = 30.0,
-        hedge_seconds: float = 1.0,
     ) -> None:
         self._shares = shares or LookShares()
-        self._fetch_seconds, self._hedge_seconds = fetch_seconds, hedge_seconds
         self._context = context
         self._rollout = context.run.spec.rollout
         self._tolerance = context.run.spec.audit.logprob_tolerance
@@ -203,7 +212,7 @@ class Values:
             said = max(votes[author].report_size for author in authors)  # one that says too little spoils nobody's
             limit = min(said, self._rollout.most_report_bytes)
             try:
-                had[root] = await self._context.blobs.fetch(root, authors, max_size=limit, timeout=self._fetch_seconds)
+                had[root] = await self._context.blobs.fetch(root, authors, max_size=limit, timeout=30.0)
             except (OwnFailure, OSError) as error:
                 own.update(authors)
                 log.warning("report.not_taken_in", validators=authors, why=str(error))
@@ -211,11 +220,10 @@ class Values:
             except IntellectError as error:
                 log.info("report.unavailable", validators=authors, why=error.why)
                 return
-            seconds = self._context.clock.monotonic() - began
-            # Once one report is here the others get as long again: a file must not wait for whoever serves none.
-            nursery.cancel_scope.deadline = min(
-                nursery.cancel_scope.deadline, trio.current_time() + max(self._hedge_seconds, seconds)
-            )
+            # Once one report is here the others get as long again, a second at least: a file must not wait for whoever
+            # serves none.
+            seconds = max(1.0, self._context.clock.monotonic() - began)
+            nursery.cancel_scope.deadline = min(nursery.cancel_scope.deadline, trio.current_time() + seconds)
 
         async with trio.open_nursery() as nursery:
             for root, authors in by_root.items():
@@ -366,3 +374,41 @@ def by_group(rows: Sequence[ReportRow]) -> Rows:
     for row in rows:
         found.setdefault(row.group, []).append(row)
     return found
+
+
+def in_order(work: RegisteredWork, reports: Mapping[Address, Rows]) -> dict[Address, Rows]:
+    """Reports in the order in which they are heeded: of two that agree, not the one that came first."""
+
+    def place(author: Address) -> bytes:
+        return blake3(work.id + address_bytes(author), derive_key_context=_ORDER).digest()
+
+    return {author: reports[author] for author in sorted(reports, key=place)}
+
+
+def whose(rows: Rows, reports: Mapping[Address, Rows], votes: Mapping[Address, Judgement]) -> dict[int, ReportSource]:
+    """Group -> the report whose very rows are believed. A group that this node recomputed is not among them."""
+    return {
+        group: ReportSource(author, votes[author].report_root, votes[author].report_size)
+        for group, believed in rows.items()
+        for author, said in reports.items()
+        # By identity: another report may have equal rows, and was not the one that was heeded.
+        if said.get(group) is believed
+    }
+
+
+async def origins_of(
+    context: Context, work: RegisteredWork, rows: Rows, sources: Mapping[int, ReportSource]
+) -> dict[int, Origin]:
+    """Of every group that is believed. What this node recomputed becomes a report of its own, for others to fetch."""
+    own = sorted(rows.keys() - sources.keys())
+    known = dict(sources)
+    if own:
+        header = ReportHeader(work.commitment.file_root.hex(), work.commitment.policy_root.hex())
+        report = ValidatorReport(header, tuple(row for group in own for row in rows[group]))
+        info = await context.blobs.add(await trio.to_thread.run_sync(encode_report, report))
+        known |= dict.fromkeys(own, ReportSource(context.key.address, info.root, info.size))
+    size = work.signed.message.size
+    return {
+        group: Origin(work.commitment, size, address_bytes(one.author), one.root, one.size)
+        for group, one in known.items()
+    }

@@ -46,7 +46,7 @@ from node.services.usage_tracker import UsageTracker
 from node.swarm import board, step_votes
 from node.swarm import policies as policy_clock
 from node.swarm.facts import Equivocation, PolicyFollowed
-from node.swarm.membership import Membership, SlashRecord
+from node.swarm.membership import Membership
 from node.swarm.register import RegisteredWork
 from node.swarm.vote_set import FileState
 from node.weights.fetch_history import FetchHistory
@@ -123,6 +123,7 @@ from tests.attacks.validators.court import (
     inline,
 )
 from tests.memory_network import MemoryNetwork
+from tests.words import slash_of
 
 POOL, START = 1, 1_800_000_000
 PACE, BEAT = 3.0, 6.0
@@ -617,7 +618,7 @@ class World:
     def _take_over(self) -> None:
         """The chain tells of the leader's term, of one that lay before it and was never used, and of who went."""
         thrown_out = KEYS["evicted"].address
-        record = SlashRecord(thrown_out, thrown_out, 1, 1, "0x", 1, "")
+        record = slash_of(thrown_out)
         for node in self.nodes.values():
             terms = node.membership.terms
             terms.take(1, thrown_out, TAKEN_AT, policy_root(TAKEN_AT - 1), START)

@@ -1,5 +1,6 @@
 """Who is challenged to prove a GPU, by whom, and when again."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +8,7 @@ import trio
 
 from node.services.hardware_prover import HardwareProver
 from node.swarm.claims import Claims, ClaimTrial
-from node.swarm.membership import Membership
+from node.swarm.membership import Membership, may_challenge
 from protocol.identity import NodeKey
 from protocol.messages import Heartbeat
 from tests.memory_network import MemoryHub, MemoryNetwork
@@ -39,7 +40,7 @@ class Seat:
     def __init__(self) -> None:
         network = MemoryNetwork(VALIDATOR, MemoryHub())
         self.membership = Membership(VALIDATOR.address, network, TRAINER.address, (VALIDATOR.address,))
-        self.claims = Claims(network, self.membership.may_challenge)
+        self.claims = Claims(network, partial(may_challenge, self.membership))
         self.sequence = 0
         member: Any = SimpleNamespace(membership=self.membership, claims=self.claims, key=VALIDATOR)
         self.service = HardwareProver(member, asks=True)
@@ -69,5 +70,5 @@ async def test_who_claims_a_gpu_is_challenged_and_again_when_the_trial_lapses(au
 
 
 def test_only_validators_and_the_trainer_may_challenge() -> None:
-    may = Seat().membership.may_challenge
+    may = partial(may_challenge, Seat().membership)
     assert may(VALIDATOR.address) and may(TRAINER.address) and not may(GPU.address)

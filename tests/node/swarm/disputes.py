@@ -7,6 +7,7 @@ looked again, whoever denied what it saw is disbelieved.
 
 import random
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import msgspec
@@ -85,11 +86,10 @@ def word(kind: type, *, accept: bool, heard: bool = False) -> Any:
 
 class Node:
     def __init__(self, sides: Sides, now: Callable[[], float], live: Callable[[], list[Any]]) -> None:
-        bench = KEYS[: sides.office]
+        bench = SimpleNamespace(validators=KEYS[: sides.office], quorum=sides.quorum, live_validators=live)
         self.books = Books()
         books: Any = self.books
-        disputes = Disputes(RUN, books, live, now, lambda: bench)
-        self.vote_set = VoteSet(RUN, lambda: sides.quorum, books, live, now, lambda: bench, disputes)
+        self.vote_set = VoteSet(RUN, books, bench, now, Disputes(RUN, books, bench, now))
 
     def hear(self, signed: Signed[Any]) -> None:
         (self.vote_set.recheck if isinstance(signed.message, VerdictRechecked) else self.vote_set.add)(signed)

@@ -9,7 +9,7 @@ import trio.testing
 from node.swarm import board, catchup, message_store
 from node.swarm.board import Board
 from node.swarm.catchup import CatchingUp
-from node.swarm.membership import Membership, SlashRecord
+from node.swarm.membership import Membership
 from node.swarm.message_store import MAX_MESSAGES, MAX_PINNED, MessageStore
 from protocol.identity import Address, NodeKey
 from protocol.liveness import AHEAD, MAX_MEMBERS, MemberState
@@ -27,6 +27,7 @@ from protocol.messages import (
 from protocol.statements import Domain, Verdict, WorkCommitment, sign
 from tests.memory_network import MemoryHub, MemoryNetwork
 from tests.words import announced as policy_announced
+from tests.words import slash_of
 
 TRAINER, WORKER, VALIDATOR, STRANGER = (NodeKey(bytes([n]) * 32) for n in (1, 2, 3, 4))
 DOMAIN = Domain(31337, TRAINER.address)
@@ -243,7 +244,7 @@ async def test_a_subscriber_hears_what_was_there_before_it(autojump_clock) -> No
 async def test_a_slashed_member_is_no_longer_heard(autojump_clock) -> None:
     async with trio.open_nursery() as nursery:
         trainer, worker = await swarm(nursery, MemoryHub(), TRAINER, WORKER)
-        record = SlashRecord(WORKER.address, STRANGER.address, 10, 5, "0xabc", 7, "00")
+        record = slash_of(WORKER.address)
         for node in (trainer, worker):
             node.membership.slash(record)
             node.membership.slash(record)

@@ -32,10 +32,8 @@ def _time_decides(self: Disputes, case: Any) -> None:
 
 def _one_decides(self: VoteSet, case: Any, rejecting: Any) -> int:
     """As it was: as many as are left, and one at least."""
-    waited = self._clock() - case.heard >= self._audit.verdict_seconds
-    return (
-        max(1, min(self._quorum(), len(set(self.active_validators()) - rejecting.keys()))) if waited else self._quorum()
-    )
+    waited, quorum = self._clock() - case.heard >= self._audit.verdict_seconds, self._bench.quorum
+    return max(1, min(quorum, len(set(self.active_validators()) - rejecting.keys()))) if waited else quorum
 
 
 @pytest.mark.parametrize(

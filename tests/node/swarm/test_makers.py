@@ -1,4 +1,4 @@
-from node.swarm.unclaimed import ActiveWorkers
+from node.swarm.files_ahead import ActiveWorkers
 from protocol.identity import NodeKey
 
 ONE, TWO, IDLE = (NodeKey(bytes([n]) * 32).address for n in (1, 2, 3))

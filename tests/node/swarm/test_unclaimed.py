@@ -1,4 +1,4 @@
-from node.swarm.unclaimed import UnclaimedShare
+from node.swarm.files_ahead import UnclaimedShare
 from protocol.identity import NodeKey
 
 ONE, TWO, THREE = (NodeKey(bytes([n]) * 32).address for n in (1, 2, 3))
