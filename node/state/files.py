@@ -7,7 +7,12 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
+
+from protocol.blobs import describe
+from protocol.errors import OwnFailure
+
+Buffer = TypeVar("Buffer", bytes, memoryview)
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o666, replace: bool = True) -> None:
@@ -42,6 +47,16 @@ def whole_file(path: Path, *, mode: int = 0o666, replace: bool = True) -> Iterat
         partial.unlink(missing_ok=True)
     # The file's bytes are on the disk; without this its name may not be after a power cut.
     sync_directory(path.parent)
+
+
+def as_named(data: Buffer, root: bytes, what: str) -> Buffer:
+    """The bytes of a file that others handed over, if the root still names them. Raises OwnFailure otherwise: they were
+    compared as they came, so what is otherwise now is this machine's disk. What cannot be read in them is its author's
+    only behind this."""
+    if describe(data).root != root:
+        remedy = "check the disk; it is fetched again once the damage is seen"
+        raise OwnFailure(f"{what} was damaged on this machine", "its bytes are not those that came", remedy)
+    return data
 
 
 def read_if_there(path: Path) -> bytes | None:

@@ -19,12 +19,12 @@ from node.processes.forkserver import Starter, end_child
 from node.run.assets import image_limit
 from node.services.context import Context
 from node.services.training.state_sync import fetch_checkpoint
-from node.state.files import write_whole
+from node.state.files import as_named, write_whole
 from node.swarm.facts import PolicyFollowed
 from node.training.settings import MOST_REPLAYED
 from node.training.spool import Spool
 from protocol.checks import Reason
-from protocol.errors import UNREADABLE, IntellectError
+from protocol.errors import UNREADABLE, IntellectError, OwnFailure
 from protocol.identity import Address, address_from_bytes
 from protocol.manifest import MAX_MANIFEST_BYTES, BatchManifest, MalformedManifest, PolicyStatement, decode_manifest
 from protocol.messages import CheckpointOffered, Signed
@@ -159,7 +159,7 @@ class StepReplay:
         """Fetch everything: manifests first, which are small and name the rest; that of the step, too. Raises
         IntellectError."""
         base, states = await self._fetch_base(step, held)
-        manifests: dict[int, str] = {}
+        manifests: dict[int, tuple[str, bytes]] = {}
         named: dict[int, BatchManifest] = {}
         for at in range(base, beyond or step + 1):
             manifests[at], named[at] = await self._fetch_manifest(at, held)
@@ -181,10 +181,12 @@ class StepReplay:
         spec = self._context.run.spec
         return memory_for(image_limit(spec) // 4, spec.rollout.prompts_per_step)
 
-    async def _fetch_manifest(self, step: int, held: ExitStack) -> tuple[str, BatchManifest]:
-        path = await self._fetch(self.announced(step + 1).message.batch_root, MAX_MANIFEST_BYTES, held)
+    async def _fetch_manifest(self, step: int, held: ExitStack) -> tuple[tuple[str, bytes], BatchManifest]:
+        root = self.announced(step + 1).message.batch_root
+        path = await self._fetch(root, MAX_MANIFEST_BYTES, held)
         try:
-            return str(path), await trio.to_thread.run_sync(lambda: decode_manifest(path.read_bytes()))
+            read = lambda: decode_manifest(as_named(path.read_bytes(), root, "a batch manifest"))
+            return (str(path), root), await trio.to_thread.run_sync(read)
         except MalformedManifest as error:  # whatever stands there, it names nothing that could be looked at
             raise Withheld(f"the batch's manifest is none: {error.why}") from error
 
@@ -199,13 +201,13 @@ class StepReplay:
         if sum(size for size, _ in wanted.values()) > most_bytes:
             raise Unavailable(f"files and reports of the step have more than {most_bytes >> 30} GiB")
         # Files and reports on their way at once.
-        found, failed, fetchers = dict[str, str](), list[IntellectError](), trio.CapacityLimiter(8)
+        found, failed, fetchers = dict[str, str](), list[IntellectError | OSError](), trio.CapacityLimiter(8)
 
         async def fetch(root: bytes, size: int, author: Address) -> None:
             async with fetchers:
                 try:
                     found[root.hex()] = str(await self._fetch(root, size, held, [author]))
-                except IntellectError as error:
+                except (IntellectError, OSError) as error:
                     failed.append(error)
                     # One missing file is enough to give up, and the rest may be gigabytes.
                     nursery.cancel_scope.cancel()
@@ -214,7 +216,8 @@ class StepReplay:
             for root, (size, author) in wanted.items():
                 nursery.start_soon(fetch, root, size, author)
         if failed:
-            raise failed[0]
+            # What this machine lacks comes first: then nothing can be said of who hands over.
+            raise next((one for one in failed if isinstance(one, OwnFailure | OSError)), failed[0])
         return found
 
     async def _fetch_base(self, step: int, held: ExitStack) -> tuple[int, dict[int, State]]:
@@ -227,6 +230,8 @@ class StepReplay:
                 return at, {at: await self._fetch_state(at, held)}
             except Withheld:
                 continue
+            except OwnFailure:
+                raise
             except IntellectError:
                 came = True
         if step > MOST_REPLAYED:

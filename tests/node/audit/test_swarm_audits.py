@@ -361,6 +361,37 @@ async def test_what_is_withheld_accuses_nobody_and_is_said(trained: Desk, assets
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("which", ["a report", "the manifest", "neither"])
+async def test_what_the_own_disk_damaged_after_it_came_accuses_nobody(trained: Desk, assets: Path, which: str) -> None:
+    """Of a manifest and of reports the audit reads what lies on the disk, which is not what came any more."""
+    bench = Bench(trained, assets, [1.0, 1e-4, 1e-4])
+    audit = bench.audits[0]
+    handed = bench.store.fetch
+
+    async def fetch(root: bytes, sources: Sequence[Address], **how: Any) -> Path:
+        path = await handed(root, sources, **how)
+        stated = audit._context.state.policies
+        manifests = [one.message.batch_root for at in (1, 2) if (one := stated.of_step(at)) is not None]
+        if root in damaged or (which == "the manifest" and root in manifests):
+            whole = path.read_bytes()
+            path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        return path
+
+    async with trio.open_nursery() as nursery:
+        reports = (trained.directory / "rollouts").glob("*.report")
+        damaged = {(await bench.store.add(path)).root for path in reports} if which == "a report" else set[bytes]()
+        bench.store.fetch = fetch  # type: ignore[method-assign]
+        await bench.open(nursery)
+        if which == "neither":
+            await bench.until(lambda: len(bench.said()) == 2)
+            assert {outcome for _, outcome, _ in bench.said()} == {VerdictOutcome.ACCEPT}
+        else:
+            await bench.until(lambda: audit.counts["undecided"] >= 2)
+            assert "its bytes are not those that came" in audit.undecided
+            assert bench.said() == [] and audit._looks.vain == ()
+        nursery.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize("case", ["withheld", "a line that is slow", "an own disk that is full", "not drawn"])
 async def test_a_drawn_step_of_which_nothing_comes_speaks_against_who_leads(
     trained: Desk, assets: Path, case: str
