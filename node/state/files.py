@@ -4,8 +4,9 @@ import mmap
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -65,6 +66,16 @@ def read_if_there(path: Path) -> bytes | None:
         return path.read_bytes()
     except FileNotFoundError:
         return None
+
+
+def files_in(directory: Path, pattern: str) -> Iterator[tuple[Path, os.stat_result]]:
+    """Plain files with what the system says of them, without those that go while they are looked at: a running daemon
+    makes room at any moment."""
+    for path in directory.glob(pattern):
+        with suppress(FileNotFoundError):
+            status = path.stat()
+            if stat.S_ISREG(status.st_mode):
+                yield path, status
 
 
 def mapped(path: Path) -> memoryview:
