@@ -277,7 +277,8 @@ def _show(result: "SelfAudit") -> None:
         grid.add_row("seen", Text(clean(result.detail)))
     grid.add_row("file", f"{result.root}  submission {result.index}  {result.units:,} units")
     if result.groups:
-        grid.add_row("recomputed", f"{result.groups} groups in {result.seconds:.1f} s  mean reward {result.reward:.3f}")
+        reward = "no reward could be told" if result.reward is None else f"mean reward {result.reward:.3f}"
+        grid.add_row("recomputed", f"{result.groups} groups in {result.seconds:.1f} s  {reward}")
     for name, value in sorted(result.statistics.items()):
         grid.add_row(name.replace("_", " "), f"{value:.4g}")
     grid.add_row("not checked here", ", ".join(result.not_checked))

@@ -262,16 +262,21 @@ def _evaluator(
 
 
 def _row(name: str, draws: "Sequence[Sequence[EvaluatedAnswer]]") -> dict[str, Any]:
+    from node.environments.base import mean_of
     from node.inference.evaluation import lengths_of, mean_and_error
 
     answered = [one for draw in draws for one in draw]
-    reward, error = mean_and_error(list(_by_problem(draws).values()))
+    judged = list(_by_problem(draws).values())
+    # Where too few could be judged here there is no figure.
+    enough = mean_of([one.reward for one in answered]) is not None
+    reward, error = mean_and_error(judged) if enough else (None, None)
     row: dict[str, Any] = {
         "model": name,
         "reward": reward,
         "error": error,
         "answers": len(answered),
-        "problems": len(_by_problem(draws)),
+        "undecided": sum(one.reward is None for one in answered),
+        "problems": len({one.problem.problem_id for one in answered}),
         "length": sum(one.rollout.sampled for one in answered) / len(answered),
         "finished": sum(one.rollout.finished for one in answered) / len(answered),
     }
@@ -279,20 +284,25 @@ def _row(name: str, draws: "Sequence[Sequence[EvaluatedAnswer]]") -> dict[str, A
 
 
 def _by_problem(draws: "Sequence[Sequence[EvaluatedAnswer]]") -> dict[str, float]:
-    """Mean reward of each problem: answers to one are not independent of each other."""
+    """Mean reward of each problem: answers to one are not independent of each other. What this machine could not judge
+    is left out."""
     rewards: dict[str, list[float]] = {}
     for one in (one for draw in draws for one in draw):
-        rewards.setdefault(one.problem.problem_id, []).append(one.reward)
+        if one.reward is not None:
+            rewards.setdefault(one.problem.problem_id, []).append(one.reward)
     return {name: sum(own) / len(own) for name, own in rewards.items()}
 
 
 def _pair(found: "dict[str, list[list[EvaluatedAnswer]]]", first: str, second: str) -> dict[str, Any]:
+    from node.environments.base import mean_of
     from node.inference.evaluation import mean_and_error
 
     before, after = _by_problem(found[first]), _by_problem(found[second])
+    names = {one.problem.problem_id for draw in found[first] for one in draw}
     # Problem by problem: how hard each one is goes out of the difference.
-    gains = [after[name] - before[name] for name in before]
-    difference, error = mean_and_error(gains)
+    each = [after[name] - before[name] if name in before and name in after else None for name in names]
+    gains = [gain for gain in each if gain is not None]
+    difference, error = mean_and_error(gains) if mean_of(each) is not None else (None, None)
     better, worse = (sum(sign * gain > 0 for gain in gains) for sign in (1, -1))
     return {
         "from": first,
@@ -327,6 +337,9 @@ def _show(compiled: "CompiledRun", rows: Sequence[dict[str, Any]], pairs: Sequen
             f"{pair['better']}/{pair['worse']}" if pair else "-",
         )
     console().print(table)
+    for row in (row for row in rows if row["undecided"]):
+        left = f"{clean(row['model'], 200)}: {row['undecided']} answers got no verdict in time, and count nowhere"
+        console().print(left, soft_wrap=True)
     console().print(
         f"{rows[0]['answers']} answers to {rows[0]['problems']} held-back problems each, the same draws for all; "
         "difference to the first, and on how many problems up and down; ± is one standard error",
@@ -334,5 +347,7 @@ def _show(compiled: "CompiledRun", rows: Sequence[dict[str, Any]], pairs: Sequen
     )
 
 
-def _with_error(value: float, error: float | None, sign: str = "") -> str:
+def _with_error(value: float | None, error: float | None, sign: str = "") -> str:
+    if value is None:
+        return "-"
     return f"{value:{sign}.3f}" + ("" if error is None else f" ±{error:.3f}")

@@ -1,6 +1,7 @@
 """`intellect-node join`: be a member of a swarm, in the foreground, until stopped."""
 
 import os
+import shlex
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.config import build_config
-from cli.errors import CONFIGURATION, UNEXPECTED, USAGE, CommandError
+from cli.errors import CONFIGURATION, INTERRUPTED, UNEXPECTED, USAGE, CommandError
 from cli.invocation import IMPORTING, own_command, without
 from cli.keyring import key_file
 from cli.logs import LogLevel
@@ -308,8 +309,11 @@ def join_in_background(words: Sequence[str], directory: Path, *, as_json: bool) 
         say(line)
 
 
-def start_detached(words: Sequence[str], directory: Path, say: Callable[[str], None]) -> StartedDaemon:
-    """Run this program with `words` in the background. Raises CommandError with the daemon's own words if it fails."""
+def start_detached(
+    words: Sequence[str], directory: Path, say: Callable[[str], None], *, patience: float = 20.0
+) -> StartedDaemon:
+    """Run this program with `words` in the background. Raises CommandError with the daemon's own words if it fails. Who
+    breaks it off with Ctrl-C has no daemon. patience: seconds for its end."""
     from cli.stop import daemon_of
 
     pid = daemon_of(directory)
@@ -323,10 +327,35 @@ def start_detached(words: Sequence[str], directory: Path, say: Callable[[str], N
     log = directory / "logs" / START_LOG
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     process = _spawn([*own_command(), *words], log)
-    say(f"  - {IMPORTING}")
-    status = _await(process, directory, log, say)
+    try:
+        say(f"  - {IMPORTING}")
+        status = _await(process, directory, log, say)
+    except CommandError:
+        raise
+    except BaseException as error:
+        # Its session is its own, so that no Ctrl-C reaches it: it would go on, with a stake, and nobody told of it.
+        _end(process, directory, patience)
+        if not isinstance(error, KeyboardInterrupt):
+            raise
+        why = "Ctrl-C or SIGINT; the daemon that was starting has been stopped"
+        raise CommandError("interrupted", why, "run the command again", INTERRUPTED) from None
     process.returncode = 0  # it outlives us: nobody is to warn that we did not wait for it
     return StartedDaemon(process.pid, directory, log, status)
+
+
+def _end(process: subprocess.Popen[bytes], directory: Path, patience: float) -> None:
+    """Raises CommandError, which says how to stop it, where it does not end in time or a second Ctrl-C comes."""
+    try:
+        process.terminate()
+        process.wait(patience)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        process.returncode = 0  # it outlives us
+        raise CommandError(
+            "interrupted, and the daemon still runs in the background",
+            f"process {process.pid} was told to end and has not yet",
+            f"see that it does: intellect-node stop --state-dir {shlex.quote(str(directory))}",
+            INTERRUPTED,
+        ) from None
 
 
 def _spawn(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -360,12 +360,14 @@ def _served(
     from node.web.host import bind
     from node.web.listener import HttpListener
 
-    listener = HttpListener(bind(means.metrics_address, METRICS, METRICS_FLAG)) if means.metrics_address else None
-    if listener:
-        listener.mount(metrics_routes(local.status))
-
     async def served() -> None:
-        async with trio.open_nursery() as nursery:
+        async with AsyncExitStack() as held:
+            listener: HttpListener | None = None
+            if means.metrics_address:
+                bound = held.enter_context(closing(bind(means.metrics_address, METRICS, METRICS_FLAG)))
+                listener = HttpListener(bound)
+                listener.mount(metrics_routes(local.status))
+            nursery = await held.enter_async_context(trio.open_nursery())
             # First: the run asks it for its children at once.
             await nursery.start(forking)
             if listener:

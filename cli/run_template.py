@@ -232,6 +232,7 @@ stop = false                    # true: end the run when one rings
 [chair]                         # of a pool with several trainers
 silence_seconds = 20.0          # without a heartbeat of who leads, until a standby may take over; longer than a restart
 stall_seconds = 3600.0          # without a policy of who leads, though enough is accepted; longer than a step takes
+bytes_per_second = 1_000_000    # at which who leads hands a drawn step over to each validator; its line does more
 """
 
 

@@ -39,7 +39,9 @@ def sampled(compiled: "CompiledRun", count: int) -> dict[str, Any]:
 
 
 def told(run: "RunSpec", answered: "Sequence[EvaluatedAnswer]", decode: Any, seconds: float) -> dict[str, Any]:
-    """Figures and texts. Pure. marked: answers of those that need a mark and have one, None where none does."""
+    """Figures and texts. Pure. marked: answers of those that need a mark and have one, None where none does; undecided:
+    answers that this machine could not judge, which are neither paid nor unpaid; reward: None where these are many."""
+    from node.environments.base import mean_of
     from node.environments.task_types.table import MARKED_TASKS, MARKS
 
     texts = [decode(one.rollout.output) for one in answered]
@@ -52,8 +54,9 @@ def told(run: "RunSpec", answered: "Sequence[EvaluatedAnswer]", decode: Any, sec
         "ended": sum(one.rollout.finished for one in answered),
         "cut": sum(not one.rollout.finished for one in answered),
         "marked": sum(any(mark in text for mark in MARKS) for text in need) if need else None,
-        "paid": sum(one.reward > 0 for one in answered),
-        "reward": sum(one.reward for one in answered) / len(answered),
+        "paid": sum(one.reward is not None and one.reward > 0 for one in answered),
+        "undecided": sum(one.reward is None for one in answered),
+        "reward": mean_of([one.reward for one in answered]),
         "tokens": tokens / len(answered),
         "tokens_per_second": tokens / max(seconds, 1e-6),
     }
@@ -76,11 +79,16 @@ def _follows(run: "RunSpec", found: dict[str, Any]) -> list[str]:
         )
     if found["marked"] is not None and found["marked"] * 2 < found["ended"]:
         said.append("most answers have no mark: set `instruction` below [environment.args], or warm the model up")
-    share = found["paid"] / count
+    if found["undecided"]:
+        said.append(f"{found['undecided']} of {count} answers got no verdict in time, and say nothing of the model")
+    if found["reward"] is None:
+        return said
+    judged = count - found["undecided"]
+    share = found["paid"] / judged
     signal = 1 - share**run.rollout.group_size - (1 - share) ** run.rollout.group_size
     if found["paid"] == 0:
         said.append("no answer was paid, so that nothing can be learnt from them: choose easier rows, or a warm start")
-    elif found["paid"] == count:
+    elif found["paid"] == judged:
         said.append("every answer was paid, so that nothing is left to learn: choose harder rows")
     else:
         said.append(
@@ -93,9 +101,10 @@ def _follows(run: "RunSpec", found: dict[str, Any]) -> list[str]:
 def show(found: dict[str, Any]) -> None:
     out = console()
     marked = "" if found["marked"] is None else f", {found['marked']} marked"
+    mean = "" if found["reward"] is None else f" (mean {found['reward']:.3f})"
     out.print(
         f"the start model on {found['answers']} held-back problems: {found['ended']} ended, {found['cut']} cut"
-        f"{marked}, {found['paid']} paid (mean {found['reward']:.3f}); {found['tokens']:.0f} tokens each, "
+        f"{marked}, {found['paid']} paid{mean}; {found['tokens']:.0f} tokens each, "
         f"{found['tokens_per_second']:,.0f} a second here, so a step samples for {duration(found['step_seconds'])}",
         soft_wrap=True,
     )
@@ -103,6 +112,7 @@ def show(found: dict[str, Any]) -> None:
     for one in found["texts"]:
         out.print(f"  [dim]asked[/]    {escape(clean(one['prompt'], most_text))}", soft_wrap=True)
         out.print(f"  [dim]answered[/] {escape(clean(one['answer'], most_text))}", soft_wrap=True)
-        out.print(f"  [dim]paid[/]     {one['reward']:g}", soft_wrap=True)
+        paid = "not judged in time" if one["reward"] is None else f"{one['reward']:g}"
+        out.print(f"  [dim]paid[/]     {paid}", soft_wrap=True)
     for line in found["follows"]:
         out.print(f"[yellow]note:[/] {escape(line)}", soft_wrap=True)

@@ -93,28 +93,28 @@ def serve(
     from node.web.host import bind
 
     # Before the model is loaded: a port that is taken is told at once.
-    bound = bind(listen, "the model", "--listen")
-    if (state_dir is None) == (not sources):
-        why = "name models, or a node by --state-dir"
-        raise CommandError("what is to be served?", why, "intellect-node serve --help shows examples", USAGE)
-    if state_dir is not None:
-        held = _of_node(state_dir, adapter or [])
-    else:
-        named, alone = _named(adapter or [])
-        held = _held(sources or [], named, alone, trainer or [])
+    with closing(bind(listen, "the model", "--listen")) as bound:
+        if (state_dir is None) == (not sources):
+            why = "name models, or a node by --state-dir"
+            raise CommandError("what is to be served?", why, "intellect-node serve --help shows examples", USAGE)
+        if state_dir is not None:
+            held = _of_node(state_dir, adapter or [])
+        else:
+            named, alone = _named(adapter or [])
+            held = _held(sources or [], named, alone, trainer or [])
 
-    async def served() -> None:
-        from node.web.listener import HttpListener
-        from node.web.openai import OpenAi
+        async def served() -> None:
+            from node.web.listener import HttpListener
+            from node.web.openai import OpenAi
 
-        listener = HttpListener(bound)
-        listener.mount(OpenAi(held.answerer, held.names, secret).routes())
-        async with trio.open_nursery() as nursery:
-            await nursery.start(listener.run)
-            print(f"serving {', '.join(held.names)} at http://{listener.place}/v1; Ctrl-C ends it", flush=True)
+            listener = HttpListener(bound)
+            listener.mount(OpenAi(held.answerer, held.names, secret).routes())
+            async with trio.open_nursery() as nursery:
+                await nursery.start(listener.run)
+                print(f"serving {', '.join(held.names)} at http://{listener.place}/v1; Ctrl-C ends it", flush=True)
 
-    with closing(held.answerer):
-        trio.run(until_signalled, served)
+        with closing(held.answerer):
+            trio.run(until_signalled, served)
 
 
 def _of_node(state_dir: Path, adapters: Sequence[str]) -> "_Held":

@@ -57,14 +57,16 @@ def difficulty(
     if out.resolve() in {one.resolve() for one in data}:
         raise CommandError(f"will not overwrite {out}", "--out is the run's own data", "name another file", USAGE)
     notes = out.with_name(out.name + ".measured")
-    rates = _measured(compiled, notes, samples)
+    rates, undecided = _measured(compiled, notes, samples)
     written = _write(data, out, rates, column)
-    notes.unlink(missing_ok=True)
-    _tell(out, written, as_json=as_json)
+    if not undecided:
+        notes.unlink(missing_ok=True)
+    _tell(out, written, undecided, as_json=as_json)
 
 
-def _measured(compiled: "CompiledRun", notes: Path, samples: int) -> dict[str, float]:
-    """problem id -> rate; what `notes` has already is not measured again."""
+def _measured(compiled: "CompiledRun", notes: Path, samples: int) -> tuple[dict[str, float], int]:
+    """problem id -> rate, and of how many this machine could not tell; what `notes` has already is not measured
+    again."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -81,13 +83,18 @@ def _measured(compiled: "CompiledRun", notes: Path, samples: int) -> dict[str, f
         ):
             task = progress.add_task("measuring", total=difficulty.count, completed=len(known))
             todo = [problem for problem in difficulty.problems() if problem.problem_id not in known]
+            undecided = 0
             for problem_id, rate in difficulty.rates(todo, samples):
+                progress.advance(task)
+                # Neither hard nor easy: it is not noted, so that the next call asks again.
+                if rate is None:
+                    undecided += 1
+                    continue
                 known[problem_id] = rate
                 file.write(json.dumps([problem_id, rate]) + "\n")
                 # Each by itself: Ctrl-C should cost one problem.
                 file.flush()
-                progress.advance(task)
-    return known
+    return known, undecided
 
 
 def _read_notes(notes: Path, root: str, samples: int) -> dict[str, float]:
@@ -105,7 +112,8 @@ def _read_notes(notes: Path, root: str, samples: int) -> dict[str, float]:
 
 
 def _write(data: "Sequence[Path]", out: Path, rates: dict[str, float], column: str) -> list[float]:
-    """The rows of `data` with their rates; rows that the environment leaves out get none and are left out here too."""
+    """The rows of `data` with their rates; rows that have none, for instance since the environment leaves them out, are
+    left out here too."""
     from node.environments.dataset import read_problems
 
     written: list[float] = []
@@ -123,17 +131,21 @@ def _write(data: "Sequence[Path]", out: Path, rates: dict[str, float], column: s
     return written
 
 
-def _tell(out: Path, rates: list[float], *, as_json: bool) -> None:
+def _tell(out: Path, rates: list[float], undecided: int, *, as_json: bool) -> None:
     shares: dict[str, Any] = {
         "never": sum(rate == 0 for rate in rates) / len(rates),
         "sometimes": sum(0 < rate < 1 for rate in rates) / len(rates),
         "always": sum(rate == 1 for rate in rates) / len(rates),
     }
     if as_json:
-        print_json({"file": str(out), "problems": len(rates), "mean": sum(rates) / len(rates), "shares": shares})
+        told = {"problems": len(rates), "undecided": undecided, "mean": sum(rates) / len(rates), "shares": shares}
+        print_json({"file": str(out), **told})
         return
     parts = ", ".join(f"{share:.0%} {name} solved" for name, share in shares.items())
     console().print(f"wrote {out}: {len(rates)} problems, {parts}", soft_wrap=True)
+    if undecided:
+        left = f"{undecided} left out: too few of their answers were judged in time; the same command asks these again"
+        console().print(left, soft_wrap=True)
 
 
 EPILOG = (

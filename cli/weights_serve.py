@@ -6,6 +6,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -155,18 +156,19 @@ class _Server:
         mirror = Mirror(store, sources, keep=keep, every=every) if sources else None  # type: ignore[arg-type]
         certificate = await trio.to_thread.run_sync(_certificate, self._directory) if tls else None
         context = await trio.to_thread.run_sync(server_context, certificate) if certificate else None
-        listener = HttpListener(bind(listen, "the gateway", "--listen"), context)
-        gateway = Gateway(listener, store, lambda: self._served(mirror), certificate)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_stop_on_signal, nursery.cancel_scope)
-            await self._take_in(store)
-            await nursery.start(listener.run)
-            self._say(gateway.source(), "serving", source=gateway.source(), host=socket.gethostname())
-            if mirror:
-                await nursery.start(mirror.run)
-            while True:
-                self._show(mirror)
-                await trio.sleep(0.5)
+        with closing(bind(listen, "the gateway", "--listen")) as bound:
+            listener = HttpListener(bound, context)
+            gateway = Gateway(listener, store, lambda: self._served(mirror), certificate)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_stop_on_signal, nursery.cancel_scope)
+                await self._take_in(store)
+                await nursery.start(listener.run)
+                self._say(gateway.source(), "serving", source=gateway.source(), host=socket.gethostname())
+                if mirror:
+                    await nursery.start(mirror.run)
+                while True:
+                    self._show(mirror)
+                    await trio.sleep(0.5)
 
     async def _take_in(self, store: "BlobStore") -> None:
         import trio

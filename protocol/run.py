@@ -317,6 +317,7 @@ YOUNGER: dict[str, Any] = {
     "pay": msgspec.to_builtins(PaySection()),
     "chair": msgspec.to_builtins(ChairRules()),
     "chair.stall_seconds": ChairRules().stall_seconds,
+    "chair.bytes_per_second": ChairRules().bytes_per_second,
     "environment.reward": "",
     "environment.parts.reward": "",
     "evaluation.environments": (),

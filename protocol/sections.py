@@ -233,15 +233,23 @@ class Alarms(Section, frozen=True):
 class ChairRules(Section, frozen=True):
     """Of a pool with several trainers. silence_seconds: after so long without a heartbeat of who leads validators say
     that it is silent; longer than its restart takes, or every restart costs it the chair. stall_seconds: likewise after
-    so long without a policy of one that speaks, where more than enough is accepted; longer than a step takes."""
+    so long without a policy of one that speaks, where more than enough is accepted; longer than a step takes.
+    bytes_per_second: at which who leads hands over, to each validator whose lot drew a step, what that was made of;
+    less than its line has left beside all else."""
 
     silence_seconds: float = 20.0
     stall_seconds: float = 3600.0
+    bytes_per_second: int = 1_000_000
+
+    def handover_seconds(self, size: int) -> float:
+        """Within which so many bytes are handed over, with a minute for what is no matter of the line."""
+        return 60.0 + size / self.bytes_per_second
 
     def rules(self) -> list[Rule]:
         return [
             ("chair.silence_seconds", 5 <= self.silence_seconds <= 3600, "must be 5 to 3600"),
             ("chair.stall_seconds", 60 <= self.stall_seconds <= 7 * 86400, "must be 60 to 604800"),
+            ("chair.bytes_per_second", 1000 <= self.bytes_per_second <= 10**12, "must be 1000 to 1000000000000"),
         ]
 
 

@@ -52,7 +52,6 @@ BLAMES = re.compile(
 
 
 BLAMELESS = {
-    "node/audit/replicas.py _manifest": "zip's ValueError for a header that names more batches than a round has",
     "node/environments/repository.py _limits": "of what the run file says, which stands in the same `try`",
     "node/environments/server/environment.py _check": "of what the run file says, which stands in the same `try`",
 }

@@ -22,7 +22,7 @@ from node.audit.findings import Audit
 from node.audit.order import ORDER, RESULT, StepOrder
 from node.audit.step import StepAudit
 from node.recipe.manifest import checked, materialise
-from node.state.files import write_whole
+from node.state.files import as_named, write_whole
 from node.training.batch import Batch
 from node.training.program import alone, spool_named_on_the_command_line
 from node.training.replay import MissingState, StepReplayer, replaying, settings_for
@@ -93,9 +93,10 @@ def _missing(why: str) -> MissingState:
 
 
 def _batch(run: RunSpec, order: StepOrder, step: int) -> Batch:
-    """Raises ProtocolError where the manifest breaks a rule, KeyError and OSError where a part is not here."""
-    claim = order.claims[step]
-    manifest = decode_manifest(_read(Path(order.manifests[step]), MAX_MANIFEST_BYTES))
+    """Raises ProtocolError where the manifest breaks a rule, OwnFailure, KeyError and OSError where a part is not here
+    as it came."""
+    claim, (path, root) = order.claims[step], order.manifests[step]
+    manifest = decode_manifest(as_named(_read(Path(path), MAX_MANIFEST_BYTES), root, "a batch manifest"))
     manifest.check(order.run_root, order.pool, step, run.recipe.max_staleness)
     if (manifest.parent, manifest.state) != (claim.parent, claim.state_before):
         raise MalformedManifest("bad batch manifest", "it begins with another policy or state than was stated")

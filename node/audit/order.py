@@ -19,8 +19,8 @@ ORDER, RESULT = "order.msgpack", "result.msgpack"
 
 class StepOrder(msgspec.Struct, frozen=True):
     """claims: of the steps from `base` to `step`, and on to the checkpoint `beyond` it, if that is not 0; manifests: by
-    step; policies: announced roots, by step; blobs: files and reports, by root (hex); checkpoints: (card, tensors of
-    each rank), by step; memory: bytes that the child may have, 0 for no bound. Paths: of files whose
+    step, with their roots; policies: announced roots, by step; blobs: files and reports, by root (hex); checkpoints:
+    (card, tensors of each rank), by step; memory: bytes that the child may have, 0 for no bound. Paths: of files whose
     bytes nobody has looked at beyond their root."""
 
     run_root: bytes
@@ -29,7 +29,7 @@ class StepOrder(msgspec.Struct, frozen=True):
     base: int
     claims: Mapping[int, StepClaim]
     policies: Mapping[int, bytes]
-    manifests: Mapping[int, str]
+    manifests: Mapping[int, tuple[str, bytes]]
     blobs: Mapping[str, str]
     checkpoints: Mapping[int, tuple[str, tuple[str, ...]]]
     memory: int = 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from node.audit.findings import Audit, AuditFinding, Says
 from node.recipe.desk import desk_batch, desk_root, read_composed
-from node.state.files import mapped
+from node.state.files import as_named, mapped
 from node.training.batch import encode_batch
 from node.training.errors import TrainingError
 from node.training.jobs import Check, JobFailure
@@ -22,10 +22,9 @@ from node.training.program import settings_of
 from node.training.replay import alone_in_its_world
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
-from protocol.blobs import describe
 from protocol.contribution import ContributionHeader
-from protocol.errors import ProtocolError
-from protocol.manifest import MalformedManifest
+from protocol.errors import OwnFailure, ProtocolError
+from protocol.manifest import ComposedBatch, MalformedManifest, decode_composed
 from protocol.replicas import Used, broken_rule, groups_of
 from protocol.run import RunSpec
 
@@ -73,28 +72,44 @@ def _manifest(spool: Spool, run: RunSpec, outer: OuterStateFile, header: Contrib
     # A slow replica makes fewer steps than a round has, and says so.
     places = list(_places(spool, run, outer.round, header.replica_id))[: len(header.batches)]
     try:
-        for place, root in zip(places, header.batches, strict=True):
-            if describe(mapped(spool.works_path(place))).root != root:
-                raise MalformedManifest("bad batch manifest", f"batch {place} is not the one that the header names")
-        batches = [read_composed(spool.works_path(place)) for place in places]
+        if len(places) < len(header.batches):
+            raise MalformedManifest("bad batch manifest", "the header names more batches than a round has")
+        batches = [_named(spool, place, root) for place, root in zip(places, header.batches, strict=True)]
         for one in batches:
             one.check(desk_root(run), 0, outer.round, most)
         used = set[Used]()
         for round_ in range(max(outer.round - most - 1, 0), outer.round):
             for place in (place for other in range(replicas) for place in _places(spool, run, round_, other)):
-                used.update(groups_of(read_composed(spool.works_path(place))))
+                used.update(groups_of(_kept(spool, place)))
         # At a desk there are no verdicts, so every work counts as accepted.
         if why := broken_rule(outer.root, header.replica_id, replicas, batches, used, lambda work: True):
             raise MalformedManifest("bad batch manifest", why)
-    except OSError as error:
-        return AuditFinding("manifest", Says.UNDECIDED, f"a part of it is not here: {error}")
-    except (ProtocolError, ValueError) as error:
-        # ValueError is zip's: the header names more batches than a round has.
-        return AuditFinding("manifest", Says.BROKEN, getattr(error, "why", str(error)))
+    # What the spool has lost is nobody's fault: others may have it as it was.
+    except (OwnFailure, OSError) as error:
+        why = f"{error.what}: {error.why}" if isinstance(error, OwnFailure) else str(error)
+        return AuditFinding("manifest", Says.UNDECIDED, f"a part of it is not here: {why}")
+    except ProtocolError as error:
+        return AuditFinding("manifest", Says.BROKEN, error.why)
     works = len({work.file_root for one in batches for work in one.works})
     return AuditFinding(
         "manifest", Says.HOLDS, f"{len(batches)} batches of {works} files, all of its share and used once"
     )
+
+
+def _named(spool: Spool, place: int, root: bytes) -> ComposedBatch:
+    """The manifest that a header names. Raises OwnFailure where the spool has something else in its place,
+    OSError where it has nothing, and MalformedManifest where that very one is none."""
+    data = as_named(mapped(spool.works_path(place)), root, f"the manifest of batch {place}")
+    return decode_composed(bytes(data))
+
+
+def _kept(spool: Spool, place: int) -> ComposedBatch:
+    """A manifest of before, which no header names here. Raises OwnFailure, OSError."""
+    try:
+        return read_composed(spool.works_path(place))
+    except MalformedManifest as error:
+        what = f"the manifest of batch {place} was damaged on this machine"
+        raise OwnFailure(what, error.why, "audit a later round") from error
 
 
 def _made(run: RunSpec, spool: Spool, directory: Path, header: ContributionHeader, folder: Path) -> Iterator[str]:

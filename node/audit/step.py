@@ -16,7 +16,7 @@ from node.training.batch import Batch, BatchRow
 from node.training.errors import TrainingError
 from node.training.replay import MissingState, Replayed, StepReplayer
 from node.training.state import State
-from protocol.errors import ProtocolError
+from protocol.errors import OwnFailure, ProtocolError
 from protocol.run import RunSpec
 
 
@@ -77,7 +77,7 @@ class StepAudit:
                     found[step] = self._batch(step)
                 except ProtocolError as error:
                     return self._say("manifest", Says.BROKEN, f"step {step}: {error.why}")
-                except (OSError, KeyError) as error:
+                except (OwnFailure, OSError, KeyError) as error:
                     return self._say("manifest", Says.UNDECIDED, f"step {step}: a part of it is not here: {error}")
         rows = len(found[self._step].rows)
         self._say("manifest", Says.HOLDS, f"files and reports make a batch of {rows} rows", rows=float(rows))

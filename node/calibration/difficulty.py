@@ -15,7 +15,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from node.environments.base import Environment, Problem
+from node.environments.base import Environment, Problem, decided, mean_of
 from node.environments.registry import load_environment
 from node.inference.engine import GenerationRequest, generate
 from node.inference.lora import start_policy
@@ -49,8 +49,9 @@ class Difficulty:
         yield from (self._environment.problem(number) for number in range(self._environment.size))
         yield from (self._environment.held_back_problem(number) for number in range(self._environment.held_back))
 
-    def rates(self, problems: Iterable[Problem], samples: int) -> Iterator[tuple[str, float]]:
-        """(problem id, share of `samples` answers that are right), in order; the same at every call."""
+    def rates(self, problems: Iterable[Problem], samples: int) -> Iterator[tuple[str, float | None]]:
+        """(problem id, share of `samples` answers that are right), in order; the same at every call. Of the answers
+        that this machine could judge; None where these are too few."""
         left = iter(problems)
         while batch := list(islice(left, 16)):  # problems that are sampled together
             yield from self._measure(batch, samples)
@@ -58,15 +59,15 @@ class Difficulty:
     def close(self) -> None:
         self._environment.close()
 
-    def _measure(self, problems: list[Problem], samples: int) -> Iterator[tuple[str, float]]:
+    def _measure(self, problems: list[Problem], samples: int) -> Iterator[tuple[str, float | None]]:
         requests = [request for problem in problems for request in self._requests(problem, samples)]
         asked = [problem for problem in problems for _ in range(samples)]
         temperature, bounds = self._run.rollout.temperature, bounds_of(self._run, self._environment)
         rollouts = play(partial(generate, self._engine), self._environment, asked, requests, temperature, bounds)
-        scores = self._environment.score(asked, [rollout.transcript for rollout in rollouts])
+        scores = decided(self._environment, asked, [rollout.transcript for rollout in rollouts])
         for place, problem in enumerate(problems):
             own = scores[place * samples : (place + 1) * samples]
-            yield problem.problem_id, sum(score > 0.5 for score in own) / samples
+            yield problem.problem_id, mean_of([None if score is None else float(score > 0.5) for score in own])
 
     def _requests(self, problem: Problem, samples: int) -> Iterator[GenerationRequest]:
         most = self._run.rollout.max_output_tokens

@@ -281,6 +281,35 @@ class Environment(Protocol):
         ...
 
 
+def decided(
+    environment: Environment, problems: Sequence[Problem], transcripts: Sequence[Transcript], most: int | None = None
+) -> list[float | None]:
+    """The score of each; None where this machine could not tell, asked a second time. most: undecided answers after
+    which no more are asked, and the rest is None."""
+    before = environment.gave_up
+    scores: list[float | None] = [*environment.score(problems, transcripts)]
+    gave_up = environment.gave_up - before
+    if gave_up in (0, len(scores)):
+        return scores if not gave_up else [None] * len(scores)
+    # A scorer says how many it gave up, not which: what scored 0 among many is asked alone.
+    unknown = 0
+    for place in (place for place, score in enumerate(scores) if not score):
+        before = environment.gave_up
+        if most is None or unknown <= most:
+            (scores[place],) = environment.score([problems[place]], [transcripts[place]])
+        if environment.gave_up != before or (most is not None and unknown > most):
+            scores[place] = None
+            unknown += 1
+    return scores
+
+
+def mean_of(scores: Sequence[float | None]) -> float | None:
+    """Mean of what was decided; None where that is less than nine in ten: what a machine cannot tell in time is no fair
+    sample of all answers."""
+    known = [score for score in scores if score is not None]
+    return sum(known) / len(known) if known and 10 * len(known) >= 9 * len(scores) else None
+
+
 def key_of(question: Any) -> bytes:
     """32 bytes to remember a question by, of plain values: answers and truths may be long."""
     return blake3(msgspec.json.encode(question)).digest()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from node.environments.base import Environment, Problem
+from node.environments.base import Environment, Problem, decided, mean_of
 from node.environments.mix import MixEnvironment, label_of
 from node.inference.engine import GenerationRequest
 from node.inference.proofs import unproven
@@ -27,12 +27,12 @@ _SAMPLE = "intellect-node evaluation sample v1"
 @dataclass(frozen=True, slots=True)
 class EvaluatedAnswer:
     """A held-back problem and its answer. task: what the environment scored; reward: what that is worth in the run,
-    with the length that was asked for (target) in it."""
+    with the length that was asked for (target) in it. Both are None where this machine could not tell."""
 
     problem: Problem
     rollout: PlayedRollout
-    task: float
-    reward: float
+    task: float | None
+    reward: float | None
     target: int | None
 
 
@@ -53,22 +53,25 @@ class Evaluation:
     def figures(self, step: int) -> dict[str, Any]:
         """Mean reward, and the standard error of that mean. eval_reward is of what the run trains on, shaped by its
         length budgets as in training; evaluation environments stand beside it, each under its label, by their own
-        score."""
+        score. An answer that this machine could not judge is in no mean, and too many of them leave a mean out."""
         self.answered = self.answered_in(step)
         table = self._by_label()
         # Others never enter eval_reward: the run's goal goes by it, and a second benchmark must not move a run's end.
         for label, environment in self._others.items():
             (answered,) = self._answered(environment, step, label)
-            table[label] = float(np.mean([one.task for one in answered]))
-        reward, error = mean_and_error([one.reward for one in self.answered])
+            table[label] = mean_of([one.task for one in answered])
+        rewards = [one.reward for one in self.answered]
+        known = [reward for reward in rewards if reward is not None]
         found: dict[str, Any] = {
-            "eval_reward": reward,
-            "eval_error": error,
-            "eval_problems": len(self.answered),
+            "eval_problems": len(known),
+            "eval_undecided": len(rewards) - len(known),
             "eval_held_back": self._environment.held_back,
         }
+        if mean_of(rewards) is not None:
+            found["eval_reward"], found["eval_error"] = mean_and_error(known)
         found |= lengths_of(self.answered) if self._run.length_budget.targets else {}
-        return found | ({"eval_reward_by_environment": table} if len(table) > 1 else {})
+        by_label = {label: mean for label, mean in table.items() if mean is not None}
+        return found | ({"eval_reward_by_environment": by_label} if len(table) > 1 else {})
 
     def answered_in(self, step: int) -> list[EvaluatedAnswer]:
         """What the problems that a step draws are answered."""
@@ -78,11 +81,11 @@ class Evaluation:
         """The same of each of several adapters that the engine holds, all of them at a time; b"" is its base."""
         return self._answered(self._environment, step, "", adapters)
 
-    def _by_label(self) -> dict[str, float]:
-        rewards: dict[str, list[float]] = {}
+    def _by_label(self) -> dict[str, float | None]:
+        rewards: dict[str, list[float | None]] = {}
         for one in self.answered:
             rewards.setdefault(label_of(self._run.environment, one.problem.problem_id), []).append(one.reward)
-        return {label: float(np.mean(own)) for label, own in sorted(rewards.items())}
+        return {label: mean_of(own) for label, own in sorted(rewards.items())}
 
     def _answered(
         self, environment: Environment, step: int, label: str, adapters: Sequence[bytes] = (b"",)
@@ -105,11 +108,15 @@ class Evaluation:
         temperature, bounds = self._run.rollout.temperature, bounds_of(self._run, environment)
         rollouts = play(self._generate, environment, asked, everyone, temperature, bounds, keep=unproven)
         self.samples += len(rollouts)
-        scores = environment.score(asked, [rollout.transcript for rollout in rollouts])
+        scores = decided(environment, asked, [one.transcript for one in rollouts], most=len(rollouts) // 10)
         found = [self._worth(*one) for one in zip(asked, rollouts, scores, targets * len(adapters), strict=True)]
         return [found[at * len(problems) : (at + 1) * len(problems)] for at in range(len(adapters))]
 
-    def _worth(self, problem: Problem, rollout: PlayedRollout, task: float, target: int | None) -> EvaluatedAnswer:
+    def _worth(
+        self, problem: Problem, rollout: PlayedRollout, task: float | None, target: int | None
+    ) -> EvaluatedAnswer:
+        if task is None:
+            return EvaluatedAnswer(problem, rollout, None, None, target)
         reward = task if target is None else shaped(self._run.length_budget, task, rollout.sampled, target)
         return EvaluatedAnswer(problem, rollout, float(task), float(reward), target)
 
@@ -153,7 +160,7 @@ def lengths_of(answered: Sequence[EvaluatedAnswer]) -> dict[str, Any]:
     varies = len(answered) > 1 and targets.std() > 0 and lengths.std() > 0
     each = sorted(set(targets))
     return {
-        "eval_task_reward": float(np.mean([one.task for one in answered])),
+        "eval_task_reward": mean_of([one.task for one in answered]),
         "eval_length_error": float(errors.mean()),
         "eval_length_correlation": float(np.corrcoef(targets, lengths)[0, 1]) if varies else None,
         "eval_length_by_target": {f"{target:.0f}": float(lengths[targets == target].mean()) for target in each},

@@ -21,7 +21,7 @@ from node.inference.replay import replay_turns, transcript_of
 from node.inference.session import EngineSession
 from node.inference.tasks import DrawnTasks, heard
 from node.inference.wire import Inspect, Inspected
-from node.state.files import write_whole
+from node.state.files import as_named, write_whole
 from protocol import checks
 from protocol.blobs import describe
 from protocol.budgets import highest_capacity
@@ -53,10 +53,13 @@ SCORED_TOGETHER = 4
 
 def inspect(session: EngineSession, order: Inspect) -> Inspected:
     """Judge the file at `order.path`; on acceptance write the report. session: at that order. Raises EngineError for
-    our own troubles only."""
+    our own troubles only, and OwnFailure where the file is not what came any more."""
     started = time.monotonic()
     data = _read(order.path)
     found = _judge(session, order, data)
+    # A stake hangs on it: a byte that this machine's disk turned over would look like a lie.
+    if found.fault is not None and order.file_root:
+        as_named(data, order.file_root, "a rollout file")
     fault, rewards, seen = found.fault, found.scores.rewards, found.replay
     written = fault is None and _write_report(session, order, data, found)
     return Inspected(
@@ -65,7 +68,7 @@ def inspect(session: EngineSession, order: Inspect) -> Inspected:
         reason=int(fault.reason if fault else Reason.NONE),
         detail=fault.detail if fault else "",
         report_path=order.report_path if written else "",
-        rewards_mean=float(np.mean(rewards)) if rewards else 0.0,
+        rewards_mean=found.scores.mean(session.run.rollout.group_size),
         tokens=sum(row.units for row in seen.rows),
         seconds=time.monotonic() - started,
         statistics=seen.statistics,
@@ -102,6 +105,11 @@ class Scores:
     rewards: Sequence[float] = ()
     undecided: frozenset[int] = frozenset()
     judged: frozenset[int] = frozenset()
+
+    def mean(self, group_size: int) -> float | None:
+        """Of the groups that are decided; None where there are none."""
+        known = [one for at, one in enumerate(self.rewards) if at // group_size not in self.undecided]
+        return float(np.mean(known)) if known else None
 
 
 @dataclass(frozen=True)

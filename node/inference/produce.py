@@ -39,7 +39,7 @@ def produce(session: EngineSession, order: Produce) -> Produced:
     rows = tuple(_rows(session, header, tasks, rollouts))
     # The rows choose which bytes of the policy are asked for: nobody can answer before they are fixed.
     answer = session.answer(session.challenge(rows))
-    rewards = _rewards(session, tasks, groups, rollouts)
+    rewards, sure = _rewards(session, tasks, groups, rollouts)
     told = heard(tasks.witnessed(session.environment), rewards, session.run.rollout.group_size)
     header = msgspec.structs.replace(header, freshness=answer, heard=told)
     batch = RolloutBatch(header, rows)
@@ -51,23 +51,28 @@ def produce(session: EngineSession, order: Produce) -> Produced:
         samples=len(rollouts),
         tokens=sum(len(row.prompt) + len(row.output) for row in rows),
         seconds=time.monotonic() - started,
-        reward_estimate=float(np.mean(rewards)),
-        informative=float(np.mean(np.ptp(np.reshape(rewards, (len(tasks.prompts), -1)), axis=1) > ALIKE)),
+        reward_estimate=float(np.mean(rewards)) if sure else None,
+        informative=_informative(rewards, len(tasks.prompts)) if sure else None,
     )
+
+
+def _informative(rewards: Sequence[float], groups: int) -> float:
+    return float(np.mean(np.ptp(np.reshape(rewards, (groups, -1)), axis=1) > ALIKE))
 
 
 def _rewards(
     session: EngineSession, tasks: DrawnTasks, groups: Sequence[int], rollouts: Sequence[PlayedRollout]
-) -> list[float]:
-    """By this node's own reckoning. Raises EngineError where a server did not say them: the file could not tell what it
-    paid, so nobody would take it."""
+) -> tuple[list[float], bool]:
+    """By this node's own reckoning, and whether it could tell all of them. Raises EngineError where a server did not
+    say them: the file could not tell what it paid, so nobody would take it."""
     environment = session.environment
     # Counted for this thread (node.inference.guarded): other jobs' undecided answers are not this file's.
     before = environment.gave_up
     rewards = tasks.rewards(environment, groups, [rollout.transcript for rollout in rollouts])
-    if environment.gave_up != before and tasks.witnessed(environment):
+    sure = environment.gave_up == before
+    if not sure and tasks.witnessed(environment):
         raise EngineError("a server does not say its rewards", "it did not answer in time", "see whether it is up")
-    return rewards
+    return rewards, sure
 
 
 def _tasks(session: EngineSession, capacity: int) -> DrawnTasks:

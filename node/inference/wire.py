@@ -110,15 +110,16 @@ class Produce(AnsweredMessage["Produced"], frozen=True):
 
 class Produced(_Message, frozen=True):
     """units: sampled tokens, as committed to; tokens: prompts and what environments said included; reward_estimate:
-    mean of the own scores; informative: share of groups whose own scores differ."""
+    mean of the own scores; informative: share of groups whose own scores differ. Both are None where this machine could
+    not tell a score."""
 
     path: str
     units: int
     samples: int
     tokens: int
     seconds: float
-    reward_estimate: float
-    informative: float = 1.0
+    reward_estimate: float | None = None
+    informative: float | None = None
 
 
 class Inspect(AnsweredMessage["Inspected"], frozen=True):
@@ -166,7 +167,7 @@ class Inspected(_Message, frozen=True):
     reason: int
     detail: str
     report_path: str = ""
-    rewards_mean: float = 0.0
+    rewards_mean: float | None = None
     tokens: int = 0
     seconds: float = 0.0
     statistics: dict[str, float] = {}

@@ -24,6 +24,7 @@ from node.recipe.speed import LEAST_DECODE, Speed
 from node.sandbox import RuntimeMissing, find_runtime, runtime
 from node.sandbox.confined import walls
 from node.state.directory import MIN_FREE_BYTES, existing
+from node.state.files import files_in
 from node.state.keystore import claimed_address, load_key, read_keystore, read_password
 from node.state.locks import holder_of
 from node.training.errors import TrainingError
@@ -262,7 +263,7 @@ def check_disk(directory: Path, quota: int, image: int = 0) -> CheckFinding:
         disk = os.statvfs(place)
     except OSError as error:
         return failure("disk", f"{place} cannot be written: {error.strerror}", "choose another --state-dir, or mend it")
-    stored = sum(file.stat().st_size for file in directory.glob("blobs/complete/*") if file.is_file())
+    stored = sum(status.st_size for _, status in files_in(directory, "blobs/complete/*"))
     return judge_disk(disk.f_bavail * disk.f_frsize, stored, quota, image, place)
 
 

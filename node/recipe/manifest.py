@@ -14,8 +14,8 @@ from node.recipe.judged import Blobs, scores_of
 from node.recipe.label_queue import LabelRequest, with_scores, without_rewards
 from node.recipe.pool import Group, Key, Selection, freshness, group_id, origin_of, teaches
 from node.recipe.teacher_queue import asks_for_teachers, taught_in, with_teacher
+from node.state.files import as_named
 from node.training.batch import Batch, BatchHeader
-from protocol.blobs import describe
 from protocol.lots import pack_groups, unpack_groups
 from protocol.manifest import ComposedBatch, MalformedManifest, UsedReport, UsedWork, work_order
 from protocol.rollout import ReportHeader, ReportRow, ValidatorReport, decode, decode_report
@@ -142,12 +142,5 @@ def _rows(run: RunSpec, work: UsedWork, one: UsedReport, data: bytes) -> list[Re
 
 
 def checked(blobs: Blobs) -> Blobs:
-    """Bytes that nobody has compared with their root yet. Raises MalformedManifest for others."""
-
-    def read(root: bytes) -> bytes:
-        data = blobs(root)
-        if describe(data).root != root:
-            raise MalformedManifest("not what the manifest names", f"blob {root.hex()[:16]} has other bytes")
-        return data
-
-    return read
+    """Bytes that nobody has compared with their root since they came. Raises OwnFailure for others."""
+    return lambda root: as_named(blobs(root), root, f"blob {root.hex()[:16]}")

@@ -22,6 +22,7 @@ from node.clock import Clock, Seconds
 from node.member import Participant
 from node.progress import ProgressRecord
 from node.run.assets import Run
+from node.state.files import as_named
 from node.state.journal import Journal
 from node.swarm.board import Board
 from node.swarm.facts import Facts
@@ -174,7 +175,8 @@ async def manifest_of(context: Context, author: Address, message: PolicyAnnounce
     sources = [author, *context.membership.addresses()]
     with context.blobs.holding([message.batch_root]):
         path = await context.blobs.fetch(message.batch_root, sources, max_size=MAX_MANIFEST_BYTES, timeout=timeout)
-        manifest = await trio.to_thread.run_sync(lambda: decode_manifest(path.read_bytes()))
+        read = lambda: decode_manifest(as_named(path.read_bytes(), message.batch_root, "a batch manifest"))
+        manifest = await trio.to_thread.run_sync(read)
     manifest.check(context.run.root, context.pool, message.step - 1, context.run.spec.recipe.max_staleness)
     return manifest
 

@@ -64,12 +64,15 @@ class LeaderWatch:
             return "makes no policy of what is accepted"
         if self._is_empty(term):
             return "announces policies that nobody can have"
-        return "hands nothing over of what its policies were made of" if self._is_withheld(term) else ""
+        if self._is_withheld(term):
+            return "hands nothing over of what its policies were made of"
+        return "withholds what some of its policies were made of" if self._withholds_some(term) else ""
 
     def sound(self, term: Term) -> int:
         """The newest policy of which nothing says that its making is withheld."""
         newest = max(self._context.state.policies.newest_step, 0)
-        sound = self._looks.sound(term.number) if self._looks is not None else None
+        looks, number = self._looks, term.number
+        sound = looks and (looks.sound(number) if looks.sound(number) is not None else looks.sound_of_some(number))
         return newest if sound is None else min(newest, max(sound, 0))
 
     def _is_inactive(self, term: Term) -> bool:
@@ -111,7 +114,7 @@ class LeaderWatch:
         if history is None or history.in_vain_since is None:
             return False
         held = context.policy_cache.newest
-        if not self._hears_a_quorum() or context.state.reached(term.holder) > (held.step if held else -1):
+        if not hears_a_quorum(context) or context.state.reached(term.holder) > (held.step if held else -1):
             return False
         patience = max(context.run.spec.chair.stall_seconds, history.fair_seconds)
         return context.clock.monotonic() - max(history.in_vain_since, term.at) > patience
@@ -122,7 +125,7 @@ class LeaderWatch:
         context, looks = self._context, self._looks
         since = looks.in_vain_since(term.number) if looks is not None else None
         sound = looks.sound(term.number) if looks is not None else None
-        if looks is None or since is None or sound is None or not self._hears_a_quorum():
+        if looks is None or since is None or sound is None or not hears_a_quorum(context):
             return False
         # Where no clock goes on any more nothing more is drawn.
         if not looks.are_enough and context.state.newest - sound < MAX_AHEAD:
@@ -133,6 +136,12 @@ class LeaderWatch:
             return False
         return context.clock.monotonic() - max(since, term.at) > context.run.spec.chair.stall_seconds
 
-    def _hears_a_quorum(self) -> bool:
-        heard = {self._context.key.address, *self._context.state.validators()}
-        return len(heard) >= self._context.quorum
+    def _withholds_some(self, term: Term) -> bool:
+        """It hands over, and too often not: others look at other steps, so that their looks say nothing of these."""
+        looks = self._looks
+        return looks is not None and looks.sound_of_some(term.number) is not None and hears_a_quorum(self._context)
+
+
+def hears_a_quorum(context: Context) -> bool:
+    """Of validators, this node among them: who hears fewer may be cut off itself."""
+    return len({context.key.address, *context.state.validators()}) >= context.quorum

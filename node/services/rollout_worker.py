@@ -290,9 +290,11 @@ class RolloutWorker(Service):
         self._gauge.note(produced.units, produced.seconds)
         self.generate_seconds += produced.seconds
         self._file_seconds = produced.seconds
-        self._informative = 0.7 * self._informative + 0.3 * produced.informative
+        # Rewards that this machine cannot tell say nothing of whether groups have a signal: judges' rewards, for one.
+        if produced.informative is not None:
+            self._informative = 0.7 * self._informative + 0.3 * produced.informative
         if policy.step == self._arrived_step:
-            self._signal |= produced.informative > 0
+            self._signal |= produced.informative is None or produced.informative > 0
         return produced
 
     def _note_progress(self, told: RequestProgress | SaidToken) -> None:

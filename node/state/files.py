@@ -4,10 +4,16 @@ import mmap
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
+
+from protocol.blobs import describe
+from protocol.errors import OwnFailure
+
+Buffer = TypeVar("Buffer", bytes, memoryview)
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o666, replace: bool = True) -> None:
@@ -44,12 +50,32 @@ def whole_file(path: Path, *, mode: int = 0o666, replace: bool = True) -> Iterat
     sync_directory(path.parent)
 
 
+def as_named(data: Buffer, root: bytes, what: str) -> Buffer:
+    """The bytes of a file that others handed over, if the root still names them. Raises OwnFailure otherwise: they were
+    compared as they came, so what is otherwise now is this machine's disk. What cannot be read in them is its author's
+    only behind this."""
+    if describe(data).root != root:
+        remedy = "check the disk; it is fetched again once the damage is seen"
+        raise OwnFailure(f"{what} was damaged on this machine", "its bytes are not those that came", remedy)
+    return data
+
+
 def read_if_there(path: Path) -> bytes | None:
     """None where there is no such file. Raises OSError for one that is there and cannot be read: that is no absence."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
         return None
+
+
+def files_in(directory: Path, pattern: str) -> Iterator[tuple[Path, os.stat_result]]:
+    """Plain files with what the system says of them, without those that go while they are looked at: a running daemon
+    makes room at any moment."""
+    for path in directory.glob(pattern):
+        with suppress(FileNotFoundError):
+            status = path.stat()
+            if stat.S_ISREG(status.st_mode):
+                yield path, status
 
 
 def mapped(path: Path) -> memoryview:

@@ -5,7 +5,7 @@ Reads only; a daemon may be running in the directory.
 
 import sqlite3
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +15,7 @@ import msgspec
 from node.errors import StateError
 from node.state.directory import FACT, JOURNAL_NAME
 from node.state.earned import EarnedBook, OwnLine
+from node.state.files import files_in, read_if_there
 from node.state.journal import FORM, TABLE
 from node.state.kept import kept
 from node.state.made import FileRecord, read_records
@@ -61,10 +62,10 @@ class StateFiles:
         folders = sorted((self.directory / "run").glob("*"), key=lambda path: path.stat().st_mtime)
         for folder in reversed(folders):
             # The directory of a run's files is called as the run's root begins.
-            for blob in self._blobs.glob(f"{folder.name}*"):
-                if blob.suffix == "" and blob.stat().st_size <= MAX_RUN_BYTES:
-                    data = blob.read_bytes()
-                    if describe(data).root.hex() == blob.name:
+            for blob, status in files_in(self._blobs, f"{folder.name}*"):
+                if blob.suffix == "" and status.st_size <= MAX_RUN_BYTES:
+                    data = read_if_there(blob)
+                    if data is not None and describe(data).root.hex() == blob.name:
                         return kept(blob, partial(decode_run, data)), folder
         raise StateError(
             f"no run in {self.directory}", "a node that has joined a pool keeps it there", "name the run file: --run"
@@ -75,9 +76,10 @@ class StateFiles:
 
         The node's records say of which step an image is, where there are any; this looks at the images alone.
         """
-        for blob in sorted(self._blobs.glob("*"), key=lambda path: -path.stat().st_mtime):
-            if blob.suffix == "" and _is_image(blob) and _is_policy(blob, root, last):
-                return blob
+        for blob, _ in sorted(files_in(self._blobs, "*"), key=lambda one: -one[1].st_mtime):
+            with suppress(FileNotFoundError):  # a running node makes room for newer ones
+                if blob.suffix == "" and _is_image(blob) and _is_policy(blob, root, last):
+                    return blob
         raise StateError(
             f"the policy {root[:16]}… is not in {self.directory}",
             "a node keeps the newest few only",

@@ -12,28 +12,28 @@ SOLVED = 1.0
 class Measures(msgspec.Struct, frozen=True):
     """problems, answers: how many were scored; undecided: problems without a score; mean: over problems of the mean
     score of their answers; standard_error: of that mean, from the spread between problems; pass_at: k -> the chance
-    that of k answers at least one solves a problem."""
+    that of k answers at least one solves a problem. Figures of nothing are None."""
 
     problems: int
     answers: int
     undecided: int
-    mean: float
-    standard_error: float
-    pass_at: dict[int, float]
+    mean: float | None
+    standard_error: float | None
+    pass_at: dict[int, float | None]
 
 
 def measure(scores: Mapping[str, Sequence[float]], ks: Sequence[int]) -> Measures:
     """scores: problem id -> scores of its answers."""
     decided = [list(found) for found in scores.values() if found]
     means = [sum(found) / len(found) for found in decided]
-    mean = sum(means) / len(means) if means else 0.0
+    mean = _mean(means)
     passes = {k: _mean([pass_at_k(found, k) for found in decided if len(found) >= k]) for k in ks}
     return Measures(
         problems=len(decided),
         answers=sum(map(len, decided)),
         undecided=len(scores) - len(decided),
         mean=mean,
-        standard_error=_standard_error(means, mean),
+        standard_error=None if mean is None else _standard_error(means, mean),
         pass_at=passes,
     )
 
@@ -49,8 +49,8 @@ def pass_at_k(scores: Sequence[float], k: int) -> float:
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _standard_error(means: Sequence[float], mean: float) -> float:

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from node.environments.base import Environment, EnvironmentSettings, Problem, Segment, Transcript
+from node.environments.base import Environment, EnvironmentSettings, Problem, Segment, Transcript, decided, mean_of
+from node.environments.errors import EnvironmentFault
 from node.environments.registry import load_environment
 from node.inference.engine import GenerationRequest, generate
 from node.inference.tokenizer import LocalTokenizer
@@ -188,11 +189,17 @@ def _imitation_loss(model: Any, examples: Sequence[Example]) -> torch.Tensor:
 def mean_reward(
     engine: TorchEngine, environment: Environment, problems: Sequence[Problem], seed: bytes, max_output_tokens: int
 ) -> float:
-    """Mean score of one sampled rollout (temperature 1) of each problem."""
+    """Mean score of one sampled rollout (temperature 1) of each problem. Raises EnvironmentFault where this machine can
+    judge too few of them: a model would be taught on for ever, or called worse than it is."""
     drawn = uniforms(seed, len(problems) * max_output_tokens).reshape(len(problems), max_output_tokens)
     requests = [GenerationRequest(environment.prompt_tokens(p), u) for p, u in zip(problems, drawn, strict=True)]
     rollouts = play(partial(generate, engine), environment, problems, requests, 1.0, unbounded(environment))
-    return float(np.mean(environment.score(problems, [rollout.transcript for rollout in rollouts])))
+    scores = decided(environment, problems, [rollout.transcript for rollout in rollouts], most=len(problems) // 10)
+    mean = mean_of(scores)
+    if mean is None:
+        why = f"{scores.count(None)} of {len(scores)} answers got no verdict in time"
+        raise EnvironmentFault("the answers cannot be judged", why, "see whether this machine is overloaded")
+    return mean
 
 
 def with_a_slip(problem: Problem, so_far: Transcript) -> str:

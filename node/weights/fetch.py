@@ -267,6 +267,7 @@ class PolicyFollower:
         message = signed.message
         failure: IntellectError = PolicyUnknown("no policy", "there is no way to it", "wait for the next one")
         for way in ways_to(manifest, self._bases(message.step), self._workshop.present):
+            began = self._monotonic()
             try:
                 path = await self._workshop.make(way, manifest, self._sources(signed.author), attempt, self._base)
             # Not the fault of this way: the next one would need as much room.
@@ -281,6 +282,7 @@ class PolicyFollower:
             root = message.policy_root
             held = HeldPolicy(message.step, root, path, manifest, message.manifest_root, signed.raw, way.patches)
             await self._hold(held)
+            self.history.handed_over(way.cost, self._monotonic() - began)
             self.counts[way.name] += 1
             log.info("policy.held", step=message.step, root=root.hex(), by=way.name, bytes=way.cost)
             return

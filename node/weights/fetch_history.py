@@ -18,6 +18,8 @@ class FetchHistory:
         self._usual = image_bytes / usual_rate
         self._took: deque[float] = deque(maxlen=10)
         self._since: float | None = None
+        self.last: tuple[int, float] | None = None
+        """Bytes of the last policy that came, and the seconds that they took: what this node's own line does."""
 
     @property
     def in_vain_since(self) -> float | None:
@@ -42,6 +44,11 @@ class FetchHistory:
     def took(self, seconds: float) -> None:
         """A new policy was here so long after it was first asked for."""
         self._took.append(seconds)
+
+    def handed_over(self, size: int, seconds: float) -> None:
+        """So many bytes of a policy came in so many seconds, from whomever."""
+        if size:
+            self.last = size, seconds
 
     def forget(self) -> None:
         """What was in vain says nothing any more: it was this machine's fault, or another one leads."""

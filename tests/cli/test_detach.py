@@ -3,15 +3,18 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
-from cli.errors import CommandError
+from cli.errors import INTERRUPTED, CommandError
 from cli.join import start_detached
 from cli.main import main
 from node.config import api_socket_path
+from node.looked import looked
 from node.state.locks import FileLock
 
 ANSWERS = """
@@ -32,6 +35,31 @@ print("it was told", *sys.argv[3:], file=sys.stderr, flush=True)
 socketserver.ThreadingUnixStreamServer(sys.argv[1], Handler).serve_forever()
 """
 FAILS = "import sys; print('error: no stake\\n  why: it has none\\n  do:  bond some', file=sys.stderr); sys.exit(4)"
+
+
+STARTS = """
+import os, signal, sys, time
+if sys.argv[2] == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with open(sys.argv[1] + ".new", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+time.sleep(600)
+"""
+"""A daemon that is under way for long. deaf: it does not end when it is told to."""
+ASKS = """
+import sys
+from pathlib import Path
+import cli.join
+from cli.errors import describe, exit_code
+cli.join.own_command = lambda: [sys.executable, "-c", *sys.argv[2:]]
+try:
+    cli.join.start_detached([], Path(sys.argv[1]), print, patience=float(sys.argv[-1]))
+except BaseException as error:
+    told = describe(error)
+    print(told.what, told.why, told.remedy, sep="|", file=sys.stderr)
+    sys.exit(exit_code(error))
+"""
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, program: str, *words: str) -> None:
@@ -77,3 +105,28 @@ def test_a_second_daemon_in_one_directory_is_refused_before_it_starts(
         start_detached(["join"], tmp_path, print)
     assert str(os.getpid()) in refused.value.why
     lock.release()
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_who_breaks_a_start_off_has_no_daemon_or_hears_how_to_stop_it(
+    tmp_path: Path, runtime: Path, deaf: bool
+) -> None:
+    begun, state = tmp_path / "begun", tmp_path / "a state"
+    daemon = [STARTS, str(begun), "deaf" if deaf else "hears", "0.5" if deaf else "60"]
+    asking = subprocess.Popen([sys.executable, "-c", ASKS, str(state), *daemon], stderr=subprocess.PIPE, text=True)
+    try:
+        assert looked(begun.exists, 0.05, 60.0)
+        asking.send_signal(signal.SIGINT)
+        _, told = asking.communicate(timeout=60.0)
+    finally:
+        asking.kill()
+        pid = int(begun.read_text())
+        lives = looked(lambda: not psutil.pid_exists(pid), 0.05, 0.0 if deaf else 10.0) is False
+        if lives:
+            os.kill(pid, signal.SIGKILL)
+    assert asking.returncode == INTERRUPTED and lives is deaf, told
+    if deaf:
+        assert f"process {pid} was told to end and has not yet" in told
+        assert f"intellect-node stop --state-dir '{state}'" in told
+    else:
+        assert "interrupted|Ctrl-C or SIGINT; the daemon that was starting has been stopped" in told

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,6 +84,34 @@ def test_an_interrupted_measurement_goes_on_with_the_same_numbers(run_file: Path
     out.with_name("rated.jsonl.measured").write_text("\n".join([head, *known, '["p5", 0.']))
     assert rate(run_file)[0] == 0
     assert out.read_bytes() == expected
+
+
+def test_a_problem_whose_answers_got_no_verdict_is_neither_hard_nor_easy_and_is_asked_again(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from node.calibration import difficulty
+    from tests.node.environments.unsure import Unsure
+
+    _, out = rate(run_file)
+    expected, busy, asked = out.read_text(), True, []
+    real = difficulty.load_environment
+
+    def load(*given: Any) -> Any:
+        made = Unsure(real(*given), lambda problem, times: busy and problem.problem_id == "p3")
+        asked.append(made)
+        return made
+
+    monkeypatch.setattr(difficulty, "load_environment", load)
+    capfd.readouterr()
+    code, out = rate(run_file, "--json")
+    said = json.loads(capfd.readouterr().out.splitlines()[-1])
+    rated = [line for line in expected.splitlines() if json.loads(line)["problem_id"] != "p3"]
+    assert code == 0 and out.read_text().splitlines() == rated
+    assert (said["problems"], said["undecided"]) == (19, 1)
+    busy = False
+    assert rate(run_file)[0] == 0
+    assert out.read_text() == expected and asked[-1].asked == 4, "only what is not known is asked again"
+    assert not out.with_name("rated.jsonl.measured").exists()
 
 
 def test_with_length_budgets_problems_are_asked_as_workers_ask_them(

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ problems = 20
 """
 
 
-def answered(rewards: list[float], length: int = 3) -> list[EvaluatedAnswer]:
+def answered(rewards: Sequence[float | None], length: int = 3) -> list[EvaluatedAnswer]:
     rollout = PlayedRollout([Segment([5] * length, sampled=True)], True, np.zeros((length, 2), np.uint16))
     problems = [Problem(problem_id=str(number), prompt="", answer=("",)) for number in range(len(rewards))]
     return [
@@ -49,6 +50,17 @@ def test_a_difference_has_the_error_of_pairs_and_problems_count_once() -> None:
     assert pair["better"] == 26 and pair["worse"] == 0 and pair["problems"] == 40
     row = _row("a", before)
     assert row["answers"] == 80 and row["error"] == pytest.approx(0.0801, abs=1e-3) and row["error"] > 5 * pair["error"]
+
+
+def test_an_answer_without_a_verdict_is_no_wrong_one() -> None:
+    """Of forty problems the second model was judged in 36, and in 35: then it has no figure, and no difference."""
+    before, right = answered([0.5] * 40), [1.0] * 40
+    for unknown, figure in ((4, 1.0), (5, None)):
+        after = answered([None] * unknown + right[unknown:])
+        row, pair = _row("b", [after]), _pair({"a": [before], "b": [after]}, "a", "b")
+        assert (row["reward"], row["undecided"], row["problems"]) == (figure, unknown, 40)
+        assert pair["difference"] == (None if figure is None else 0.5)
+        assert (pair["better"], pair["worse"]) == (40 - unknown, 0)
 
 
 @pytest.fixture

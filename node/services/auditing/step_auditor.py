@@ -5,6 +5,7 @@ the draw. A verdict is in the journal before it is said. What cannot be decided 
 without lots audit by hand only.
 """
 
+import math
 from collections import Counter, deque
 from functools import partial
 from typing import Any, Self
@@ -21,14 +22,17 @@ from node.audit.looks import LookHistory
 from node.audit.order import AuditRuling
 from node.bounded_dict import BoundedDict
 from node.changes import Bell, every
-from node.services.auditing.step_replay import Found, StepReplay, Unavailable, Withheld
+from node.services.auditing.step_replay import Found, Overdue, StepReplay, Unavailable, Withheld
 from node.services.base import Service
 from node.services.context import Context
 from node.services.judging.lots import OwnLots
+from node.services.leader_watch import hears_a_quorum
 from node.services.workplace import Dropped, Workplace
 from node.status_schema import StepAuditsPart
 from node.swarm.facts import PolicyFollowed
+from node.swarm.policies import PolicyIndex
 from node.training.settings import MOST_REPLAYED
+from node.weights.fetch_history import FetchHistory
 from protocol.checks import Reason
 from protocol.errors import IntellectError, OwnFailure
 from protocol.identity import Address
@@ -53,7 +57,8 @@ class _Wanted(msgspec.Struct, frozen=True):
 
 class StepAuditor(Service):
     """lots: this validator's, None for nodes that audit by hand only; dropped: steps after which the trainer is seen to
-    drop a worker; looks: what came of drawn steps; again: seconds before one that was withheld is tried again."""
+    drop a worker; looks: what came of drawn steps; history: of fetching policies, which tells what this node's own line
+    does; again: seconds before one that was withheld is tried again."""
 
     name = "step-auditor"
 
@@ -64,11 +69,12 @@ class StepAuditor(Service):
         replaying: StepReplay,
         dropped: trio.MemoryReceiveChannel[Dropped] | None = None,
         looks: LookHistory | None = None,
+        history: FetchHistory | None = None,
         *,
         again: float = 300.0,
     ) -> None:
         self._dropped, self._again = dropped, again
-        self._looks = looks or LookHistory(context.clock.monotonic)
+        self._looks, self._history = looks or LookHistory(context.clock.monotonic), history
         self._context = context
         self._lots = lots
         self._replaying = replaying
@@ -85,7 +91,8 @@ class StepAuditor(Service):
     async def open(cls, place: Workplace) -> Self:
         lots = place.own_lots if place.role == "validator" else None
         replaying = StepReplay(place.context, place.directory / "audit", place.starter)
-        return cls(place.context, lots, replaying, place.dropped[1], place.looks)
+        history = place.policies.history if lots is not None else None
+        return cls(place.context, lots, replaying, place.dropped[1], place.looks, history)
 
     def routes(self) -> list[Route]:
         async def by_hand(request: Request) -> Response:
@@ -183,9 +190,10 @@ class StepAuditor(Service):
 
     def _try_again(self) -> None:
         """Drawn steps that could not be looked at; none of a term that another one took back."""
-        lots, vain = self._lots, self._looks.vain
+        lots = self._lots
         if lots is None:
             return None
+        vain = self._looks.to_try_again()
         followed = [self._context.state.policies.of_step(one.step) for one in vain]
         if any(of is None or of.statement != one for of, one in zip(followed, vain, strict=True)):
             return self._looks.forget()
@@ -248,26 +256,34 @@ class StepAuditor(Service):
             if self._replaying.statement(statement.step) != statement:
                 raise Unavailable("what was judged is not what the trainer announced")
             # Seconds for the next checkpoint, where the same class came to other bits: it says how far they are apart.
-            found = await self._replaying.audited(statement, 300.0)
-            self._looks.forget()
+            again = any(one == statement for one in self._looks.vain)
+            found = await self._replaying.audited(statement, 300.0, hurries=again)
+            # Nobody's accusation ends a row, as none makes one: an accomplice's would come in time.
+            if self._is_drawn(statement):
+                self._looks.came(statement)
             return found
         except (IntellectError, OSError) as error:  # a full disk passes
             if isinstance(error, OwnFailure | OSError):
                 self._looks.forget()
-            elif isinstance(error, Withheld) and self._is_drawn(statement) and self._was_fresh(statement.step, began):
+            elif self._speaks_against_the_leader(error, statement, began):
                 self._looks.withheld(statement)
             why = error.why if isinstance(error, IntellectError) else str(error)
             self.counts["undecided"] += 1
             self.undecided = f"step {statement.step - 1}: {why}"
             return log.info("step.undecided", step=statement.step - 1, why=why)
 
-    def _was_fresh(self, step: int, began: float) -> bool:
-        """Whether a trainer still had to hand over what a step was made of when a look at it began: four policies may
-        come meanwhile (`CheckpointServer`). Who has just started hears of many at once, the oldest first."""
-        policies = self._context.state.policies
-        later = policies.of_step(step + 5)
-        known = policies.find(later.root) if later is not None else None
-        return known is None or known.at > began + 3.0
+    def _speaks_against_the_leader(self, error: IntellectError, statement: PolicyStatement, began: float) -> bool:
+        """Whether a look in vain does: at a drawn step, of which all was still owed, by who hears others. What came in
+        part does only where the last policy, from whomever, came here at the run's rate: else the own line is slow."""
+        if not isinstance(error, Withheld | Overdue) or not self._is_drawn(statement):
+            return False
+        # Who has just started hears of many policies at once, the oldest first.
+        owed = _owed_until(self._context.state.policies, statement.step) - began
+        if owed <= 3.0 or not hears_a_quorum(self._context):
+            return False
+        last, rules = self._history.last if self._history is not None else None, self._context.run.spec.chair
+        own_line_does = last is not None and last[1] <= rules.handover_seconds(last[0])
+        return isinstance(error, Withheld) or (own_line_does and owed >= error.line_seconds)
 
     async def _conclude(self, wanted: _Wanted, ruled: AuditRuling | None, audit: Audit | None) -> None:
         if wanted.accuser is not None and (ruled is None or ruled.outcome == VerdictOutcome.ACCEPT):
@@ -322,3 +338,11 @@ class StepAuditor(Service):
         outcome = {"outcome": ruled.outcome.name.lower(), "detail": ruled.detail} if ruled else None
         told = msgspec.json.encode({"audit": audit, "verdict": outcome})
         return Response(told, media_type="application/json")
+
+
+def _owed_until(policies: PolicyIndex, step: int) -> float:
+    """When a trainer need not hand over any more what a step was made of: four policies may come meanwhile
+    (`CheckpointServer`). Infinite where that is not so yet."""
+    later = policies.of_step(step + 5)
+    known = policies.find(later.root) if later is not None else None
+    return known.at if known is not None else math.inf

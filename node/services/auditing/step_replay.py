@@ -19,12 +19,12 @@ from node.processes.forkserver import Starter, end_child
 from node.run.assets import image_limit
 from node.services.context import Context
 from node.services.training.state_sync import fetch_checkpoint
-from node.state.files import write_whole
+from node.state.files import as_named, write_whole
 from node.swarm.facts import PolicyFollowed
 from node.training.settings import MOST_REPLAYED
 from node.training.spool import Spool
 from protocol.checks import Reason
-from protocol.errors import UNREADABLE, IntellectError
+from protocol.errors import UNREADABLE, IntellectError, OwnFailure
 from protocol.identity import Address, address_from_bytes
 from protocol.manifest import MAX_MANIFEST_BYTES, BatchManifest, MalformedManifest, PolicyStatement, decode_manifest
 from protocol.messages import CheckpointOffered, Signed
@@ -49,6 +49,15 @@ class Withheld(Unavailable):
     """What a trainer learnt from, and must hand over: nobody does, and nothing of it came."""
 
 
+class Overdue(Unavailable):
+    """The same, of which a part came, and not the whole in the time that the run's rate gives it. line_seconds: what
+    the line alone takes of that."""
+
+    def __init__(self, why: str, line_seconds: float) -> None:
+        super().__init__(why)
+        self.line_seconds = line_seconds
+
+
 class StepReplay:
     """directory: for the children; starter: of them; patience: seconds that the checkpoint after a step may come behind
     its announcement."""
@@ -58,16 +67,18 @@ class StepReplay:
         self._context = context
         self._spool = Spool(directory)
         self._starter = starter
+        self._hurries = False
         self._replaying = trio.Lock()
         """One child at a time: there is one directory, and its bound of memory is for one."""
 
-    async def audited(self, statement: PolicyStatement, patience: float = 0.0) -> Found:
+    async def audited(self, statement: PolicyStatement, patience: float = 0.0, *, hurries: bool = False) -> Found:
         """What is found of the step that led to this statement. Raises Unavailable where something cannot be had.
-        patience: seconds for a later checkpoint, where it takes that."""
+        patience: seconds for a later checkpoint, where it takes that; hurries: what does not come within a minute is
+        not waited for."""
         step = statement.step - 1
         # For the state after the step, without which only a replay in the trainer's class tells anything.
         await self._until(lambda: self.offers(step + 1), self._patience)
-        ruled, audit = await self._look(step)
+        ruled, audit = await self._look(step, hurries=hurries)
         if audit is not None and lacks_a_state(audit):
             await self._until(lambda: any(at > step and self.offers(at) for at in self.offered()), patience)
             if beyond := checkpoint_beyond(step, self.offered()):
@@ -81,8 +92,9 @@ class StepReplay:
                 if offered():
                     return
 
-    async def _look(self, step: int, beyond: int = 0) -> Found:
+    async def _look(self, step: int, beyond: int = 0, *, hurries: bool = False) -> Found:
         async with self._replaying:
+            self._hurries = hurries
             with ExitStack() as held:
                 order, named = await self._gather(step, beyond, held)
                 fault = self._misnamed(named)
@@ -140,26 +152,36 @@ class StepReplay:
         leader = self._context.membership.trainer
         return any(one.author == leader for one in self.offered().get(step, ()))
 
-    async def _fetch(self, root: bytes, size: int, held: ExitStack, first: Iterable[Address] = ()) -> Path:
+    async def _fetch(
+        self, root: bytes, size: int, held: ExitStack, first: Iterable[Address] = (), beside: int = 0
+    ) -> Path:
+        """beside: bytes of all that is fetched with it, by the same line. Raises Withheld, Overdue, IntellectError."""
         # Before it is fetched: the store may make room at any moment.
         held.enter_context(self._context.blobs.holding([root]))
         membership = self._context.membership
         sources = list(dict.fromkeys([*first, membership.trainer, *membership.addresses()]))
-        blobs = self._context.blobs
-        before = blobs.arrived(root)
+        blobs, rules, named = self._context.blobs, self._context.run.spec.chair, root.hex()[:16]
+        before, quick = blobs.arrived(root), rules.handover_seconds(0)
         try:
-            return await blobs.fetch(root, sources, max_size=size, timeout=60.0)
+            return await blobs.fetch(root, sources, max_size=size, timeout=quick)
         except BlobUnavailable as error:
-            # Where a line is slow a part of it came, and is there on the next try.
-            if blobs.arrived(root) > before:
-                raise
-            raise Withheld(f"nobody hands over a byte of blob {root.hex()[:16]}") from error
+            if blobs.arrived(root) <= before:
+                raise Withheld(f"nobody hands over a byte of blob {named}") from error
+            left = rules.handover_seconds(max(size, beside)) - quick
+            # Of a look that is late already nothing more is waited for: others may be.
+            if self._hurries:
+                raise Overdue(f"blob {named} came in part only", left) from error
+        try:
+            return await blobs.fetch(root, sources, max_size=size, timeout=left)
+        except BlobUnavailable as error:
+            self._hurries = True
+            raise Overdue(f"blob {named} did not come whole within {quick + left:g} s", left) from error
 
     async def _gather(self, step: int, beyond: int, held: ExitStack) -> tuple[StepOrder, BatchManifest]:
         """Fetch everything: manifests first, which are small and name the rest; that of the step, too. Raises
         IntellectError."""
         base, states = await self._fetch_base(step, held)
-        manifests: dict[int, str] = {}
+        manifests: dict[int, tuple[str, bytes]] = {}
         named: dict[int, BatchManifest] = {}
         for at in range(base, beyond or step + 1):
             manifests[at], named[at] = await self._fetch_manifest(at, held)
@@ -181,10 +203,12 @@ class StepReplay:
         spec = self._context.run.spec
         return memory_for(image_limit(spec) // 4, spec.rollout.prompts_per_step)
 
-    async def _fetch_manifest(self, step: int, held: ExitStack) -> tuple[str, BatchManifest]:
-        path = await self._fetch(self.announced(step + 1).message.batch_root, MAX_MANIFEST_BYTES, held)
+    async def _fetch_manifest(self, step: int, held: ExitStack) -> tuple[tuple[str, bytes], BatchManifest]:
+        root = self.announced(step + 1).message.batch_root
+        path = await self._fetch(root, MAX_MANIFEST_BYTES, held)
         try:
-            return str(path), await trio.to_thread.run_sync(lambda: decode_manifest(path.read_bytes()))
+            read = lambda: decode_manifest(as_named(path.read_bytes(), root, "a batch manifest"))
+            return (str(path), root), await trio.to_thread.run_sync(read)
         except MalformedManifest as error:  # whatever stands there, it names nothing that could be looked at
             raise Withheld(f"the batch's manifest is none: {error.why}") from error
 
@@ -196,16 +220,16 @@ class StepReplay:
             wanted[root] = size, address_from_bytes(author) if author else trainer
         most_bytes = 4 << 30  # bytes of files and reports of one audit
         # Sizes are the manifest's word; the bound is ours, before the first byte.
-        if sum(size for size, _ in wanted.values()) > most_bytes:
+        if (total := sum(size for size, _ in wanted.values())) > most_bytes:
             raise Unavailable(f"files and reports of the step have more than {most_bytes >> 30} GiB")
         # Files and reports on their way at once.
-        found, failed, fetchers = dict[str, str](), list[IntellectError](), trio.CapacityLimiter(8)
+        found, failed, fetchers = dict[str, str](), list[IntellectError | OSError](), trio.CapacityLimiter(8)
 
         async def fetch(root: bytes, size: int, author: Address) -> None:
             async with fetchers:
                 try:
-                    found[root.hex()] = str(await self._fetch(root, size, held, [author]))
-                except IntellectError as error:
+                    found[root.hex()] = str(await self._fetch(root, size, held, [author], total))
+                except (IntellectError, OSError) as error:
                     failed.append(error)
                     # One missing file is enough to give up, and the rest may be gigabytes.
                     nursery.cancel_scope.cancel()
@@ -214,24 +238,29 @@ class StepReplay:
             for root, (size, author) in wanted.items():
                 nursery.start_soon(fetch, root, size, author)
         if failed:
-            raise failed[0]
+            # What this machine lacks comes first: then nothing can be said of who hands over.
+            raise next((one for one in failed if isinstance(one, OwnFailure | OSError)), failed[0])
         return found
 
     async def _fetch_base(self, step: int, held: ExitStack) -> tuple[int, dict[int, State]]:
         """The state from which a step is replayed: the newest that can be had, the leader's before others'. Policy 0's
         follows from the model. Raises Unavailable."""
         offered = [at for at in self.offered() if at <= step <= at + MOST_REPLAYED]
-        came = False
+        came, late = False, list[Overdue]()
         for at in sorted(offered, key=lambda at: (self.offers(at), at), reverse=True):
             try:
                 return at, {at: await self._fetch_state(at, held)}
             except Withheld:
                 continue
+            except Overdue as error:
+                late.append(error)
+            except OwnFailure:
+                raise
             except IntellectError:
                 came = True
         if step > MOST_REPLAYED:
             why = f"no checkpoint of the {MOST_REPLAYED} steps before step {step} can be had"
-            raise Unavailable(why) if came else Withheld(why)
+            raise Unavailable(why) if came else late[0] if late else Withheld(why)
         return 0, {}
 
     async def _fetch_state(self, step: int, held: ExitStack) -> State:
@@ -244,6 +273,8 @@ class StepReplay:
                     lambda root, size: self._fetch(root, size, held), offer.message, spec
                 )
                 return str(path), tuple(map(str, files))
+            except OwnFailure:
+                raise
             except IntellectError as error:
                 log.info("checkpoint.not_had", step=step, by=offer.author, why=error.why)
                 failed.append(error)

@@ -21,6 +21,7 @@ from node.services.context import Context, owed
 from node.services.court.turns import place
 from node.services.judging.lots import OwnLots
 from node.services.judging.queue import FileQueue, Place
+from node.services.leader_watch import hears_a_quorum
 from node.swarm.facts import ShardClaimed, VerdictWanted, WorkKnown, WorkTouched
 from node.swarm.register import RegisteredWork, WorkId
 from node.swarm.vote_set import FileState
@@ -243,7 +244,8 @@ class Fetching:
             path = await self.deliver(work)
         except OwnFailure:  # its judge asks for it once more, and knows what to do then
             return CommittedFile(work)
-        if path is None:
+        # Who is cut off itself has nothing to say of who delivers.
+        if path is None and hears_a_quorum(self._context):
             fault = Fault(Reason.UNAVAILABLE, f"not delivered within {self._audit.delivery_seconds:g} seconds")
         return CommittedFile(work, path=path, fault=fault)
 

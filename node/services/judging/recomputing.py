@@ -10,6 +10,7 @@ import trio
 from node.bounded_dict import BoundedDict
 from node.errors import NodeError
 from node.inference.wire import Inspected
+from node.state.files import as_named
 from node.swarm.register import RegisteredWork
 from node.swarm.task_table import Task
 from node.tasks.recomputed import RECOMPUTED, TaskRuntime, prepared
@@ -59,7 +60,8 @@ class Recomputer:
         async with self._some:
             own = await (await prepared(runtime, task, shard))()
         try:
-            theirs = await trio.to_thread.run_sync(path.read_bytes)
+            read = lambda: as_named(path.read_bytes(), work.commitment.file_root, "a result")
+            theirs = await trio.to_thread.run_sync(read)
         except OSError as error:  # the own one took minutes, in which the file may have made room for others
             raise NodeError("it cannot be compared", f"its file is gone: {error}", "wait for the next try") from None
         return await trio.to_thread.run_sync(differs, task, shard, own, theirs, self._tolerance)

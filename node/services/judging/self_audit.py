@@ -25,7 +25,8 @@ NOT_CHECKED = ("membership", "staleness", "gap", "equivocation", "delivery")
 
 class SelfAudit(msgspec.Struct, frozen=True):
     """outcome, reason: as a validator's verdict would have them; root: the file's, hex; groups: recomputed ones;
-    statistics: what the checks measured; reward: mean of the recomputed rewards; not_checked: what only others see."""
+    statistics: what the checks measured; reward: mean of the recomputed rewards, None where this machine
+    could tell none; not_checked: what only others see."""
 
     outcome: VerdictOutcome
     reason: Reason
@@ -37,7 +38,7 @@ class SelfAudit(msgspec.Struct, frozen=True):
     index: int
     units: int
     groups: int
-    reward: float
+    reward: float | None
     seconds: float
     statistics: dict[str, float]
     not_checked: tuple[str, ...] = NOT_CHECKED
@@ -107,7 +108,7 @@ def _read(file: Path) -> bytes:
 
 
 def _refused(fault: Fault, root: str) -> SelfAudit:
-    return SelfAudit(fault.outcome, fault.reason, fault.detail, fault.group, root, "", "", -1, 0, 0, 0.0, 0.0, {})
+    return SelfAudit(fault.outcome, fault.reason, fault.detail, fault.group, root, "", "", -1, 0, 0, None, 0.0, {})
 
 
 def _check_image(image: Path, batch: RolloutBatch, last: int) -> bytes:

@@ -6,6 +6,7 @@ say.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import structlog
 import trio
@@ -13,9 +14,10 @@ import trio
 from node.bounded_dict import BoundedDict
 from node.services.context import Context
 from node.services.rounds.applying import Rounds
+from node.state.files import as_named
 from node.swarm.facts import WorkTouched
 from node.swarm.vote_set import FileState
-from protocol.errors import IntellectError
+from protocol.errors import IntellectError, OwnFailure
 from protocol.identity import Address, address_from_bytes
 from protocol.manifest import MAX_MANIFEST_BYTES, ComposedBatch, MalformedManifest, UsedWork, decode_composed
 from protocol.replicas import Used, broken_rule, groups_of
@@ -32,13 +34,16 @@ class Batches:
 
     async def used_before(self, round_: int) -> set[Used]:
         """The groups that contributions of rounds before were learnt from, as far as they could be used once more. What
-        nobody hands over is not among them."""
+        nobody hands over is not among them. Raises OwnFailure where this machine cannot take or read a part: a group
+        that it knows nothing of would look unused."""
         found = set[Used]()
         for at in range(max(round_ - self._spec.recipe.max_staleness, 0), round_):
             if at not in self._used:
                 try:
                     roots = await self._rounds.batches_of(at)
                     batches = await self.named(roots or (), self._context.membership.addresses())
+                except OwnFailure:
+                    raise
                 except IntellectError as error:
                     log.warning("manifests.unavailable", round=at, why=error.why)
                     continue
@@ -94,7 +99,16 @@ class Batches:
             with self._context.blobs.holding([root]):
                 sources = [one for one in holders if one != self._context.key.address]
                 path = await self._context.blobs.fetch(root, sources, max_size=max(left, 1), timeout=seconds)
-                data = await trio.to_thread.run_sync(path.read_bytes)
-            left -= len(data)  # together no more than one may have: their number is its node's to choose
-            found.append(await trio.to_thread.run_sync(decode_composed, data))
+                one, size = await trio.to_thread.run_sync(_read, path, root)
+            left -= size  # together no more than one may have: their number is its node's to choose
+            found.append(one)
         return found
+
+
+def _read(path: Path, root: bytes) -> tuple[ComposedBatch, int]:
+    """A manifest and its bytes. Raises MalformedManifest; OwnFailure where it is not what came, or cannot be read."""
+    try:
+        data = as_named(path.read_bytes(), root, "a batch manifest")
+    except OSError as error:
+        raise OwnFailure("a batch manifest cannot be read", str(error), "check the disk") from error
+    return decode_composed(data), len(data)

@@ -29,6 +29,7 @@ from node.services.rounds.applying import Rounds
 from node.services.rounds.batches import Batches
 from node.services.training.stating import make
 from node.services.workplace import Workplace
+from node.state.files import as_named, mapped
 from node.swarm.facts import PeerTold, WorkTouched
 from node.swarm.register import RegisteredWork
 from node.swarm.vote_set import FileState
@@ -105,6 +106,9 @@ class ContributionJudge:
         that: it must be what its node's last contribution left, and be handed over where the steps are made again."""
         name = f"check-{order.file_root.hex()[:32]}-{int(job.replay)}"
         found = await self._rounds.jobs.ask(name, job)
+        if "fault" in found:  # a stake hangs on it, and this machine's disk may have turned a byte over
+            same = lambda: as_named(mapped(Path(order.path)), order.file_root, "a contribution")
+            await trio.to_thread.run_sync(same)
         if "inner" not in found:
             return found
         node, inner = parse_address(order.node), dict(zip(("before", "after"), found["inner"], strict=True))
@@ -174,7 +178,9 @@ class ContributionJudge:
                 header = await trio.to_thread.run_sync(read, path, round_ - 1) if path else None
                 if header is not None and header.inner[1] == begins:
                     return ""
-            except (ContributionError, OSError) as error:
+            except OSError as error:  # what it left is here, and this machine cannot read it
+                raise OwnFailure("a contribution cannot be read", str(error), "check the disk") from error
+            except ContributionError as error:
                 log.info("contribution.not_read", node=node, why=str(error))
         what = "left another one" if standing else "was not accepted" if works else "is not known"
         return f"its steps begin with a state of their own, and its node's contribution to the round before {what}"

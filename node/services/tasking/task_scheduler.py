@@ -26,6 +26,7 @@ from node.services.tasking.requests import TaskRefused, TaskRequest, routes
 from node.services.tasking.teachers import Teachers
 from node.services.training.values import check_report
 from node.services.workplace import Workplace
+from node.state.files import as_named
 from node.swarm.facts import WorkTouched
 from node.swarm.register import RegisteredWork, WorkId
 from node.swarm.task_table import Task, describe_task
@@ -355,7 +356,7 @@ async def _report(context: Context, work: RegisteredWork, votes: dict[Address, J
 
 def _read(work: RegisteredWork, vote: Judgement, path: Path) -> tuple[bytes, int]:
     """(a report that is about this file and holds what its author signed, groups in it). Raises ProtocolError."""
-    data = path.read_bytes()
+    data = as_named(path.read_bytes(), vote.report_root, "a report")
     report = decode_report(data, MAX_SHARD_SAMPLES)
     size = work.task.spec.samples if work.task else 1
     check_report(report, work.commitment.file_root, vote, work.groups, size)

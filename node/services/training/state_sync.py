@@ -15,6 +15,7 @@ import trio
 from node.bounded_dict import BoundedDict
 from node.run.assets import image_limit
 from node.services.context import Context
+from node.state.files import as_named
 from node.training import adoption
 from node.training.spool import Spool
 from node.training.watch import SpoolWatch
@@ -36,7 +37,7 @@ async def fetch_checkpoint(
 ) -> tuple[Path, CheckpointCard, tuple[Path, ...]]:
     """(card, the same decoded, files). Raises IntellectError for what cannot be had, or cannot be of this run."""
     path = await fetch(offer.root, min(offer.size, MAX_CARD_BYTES))
-    card = await trio.to_thread.run_sync(lambda: decode_card(path.read_bytes()))
+    card = await trio.to_thread.run_sync(lambda: decode_card(as_named(path.read_bytes(), offer.root, "a checkpoint")))
     card.check(offer.step)
     if len(card.files) != 1:
         raise MalformedManifest("bad checkpoint", f"{len(card.files)} ranks wrote it, which one process cannot be")

@@ -7,7 +7,7 @@ import msgspec
 import structlog
 import trio
 
-from node.recipe.manifest import compose, materialise
+from node.recipe.manifest import checked, compose, materialise
 from node.recipe.pool import Group, Key, Selection
 from node.services.context import Context
 from node.state.kept import kept
@@ -39,7 +39,7 @@ async def make(
     paths = dict[bytes, Path]()
 
     def made() -> Batch:
-        read = lambda root: paths[root].read_bytes()
+        read = checked(lambda root: paths[root].read_bytes())
         return materialise(context.run.spec, composed, read, read, joined)
 
     with context.blobs.holding(root for work in composed.works for root, _, _ in work.blobs()):

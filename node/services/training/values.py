@@ -25,6 +25,7 @@ from node.inference.wire import Inspect, Inspected, LoadPolicy
 from node.recipe.pool import Origin
 from node.services.context import Context
 from node.state.facts import keep, recall
+from node.state.files import as_named
 from node.swarm.disputes import STRIKES
 from node.swarm.register import RegisteredWork, WorkId
 from protocol.checks import HEARSAY, Reason, reason_name
@@ -314,8 +315,9 @@ def _sorted(
 
 
 def read_report(rollout: RolloutSpec, file_root: bytes, vote: Judgement, path: Path) -> Rows:
-    """The rows of a report that is about this file and holds what its author signed. Raises ProtocolError."""
-    report = decode_report(path.read_bytes(), rollout.samples_per_file)
+    """The rows of a report that is about this file and holds what its author signed. Raises ProtocolError, OwnFailure
+    and OSError."""
+    report = decode_report(as_named(path.read_bytes(), vote.report_root, "a report"), rollout.samples_per_file)
     check_report(report, file_root, vote, rollout.prompts_per_file, rollout.group_size)
     return by_group(report.rows)
 

@@ -340,6 +340,24 @@ async def test_gaps_late_files_and_undelivered_ones_cost_pay_and_no_stake(autoju
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("cut_off", [False, True])
+async def test_a_validator_that_hears_no_quorum_says_nothing_of_who_delivers(autojump_clock, cut_off: bool) -> None:
+    """Its line may be down: then no file comes, from whomever."""
+    court = Court([Validator, Validator])
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        await trio.sleep(10)
+        own = court.validators[0]
+        if cut_off:
+            own._context.state.validators = list  # type: ignore[method-assign]
+        court.blobs.missing.add(root_of())
+        missing = await court.commit()
+        await trio.sleep(60)
+        said = [one for one in court.trainer.board.messages(VerdictIssued) if one.author == own._context.key.address]
+        assert [work_id(one.message.verdict) for one in said] == ([] if cut_off else [missing])
+        nursery.cancel_scope.cancel()
+
+
 async def test_the_files_that_a_dead_worker_left_behind_are_not_waited_for_one_by_one(autojump_clock) -> None:
     court = Court([Validator], quorum=1)
     async with trio.open_nursery() as nursery:

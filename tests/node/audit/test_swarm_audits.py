@@ -25,7 +25,7 @@ from node.changes import Changes
 from node.run.assets import Run
 from node.services.auditing import step_auditor
 from node.services.auditing.step_auditor import StepAuditor, _Wanted
-from node.services.auditing.step_replay import StepReplay
+from node.services.auditing.step_replay import Overdue, StepReplay, Unavailable, Withheld
 from node.services.checkpoint_server import CheckpointServer
 from node.services.judging.lots import OwnLots
 from node.services.training.stating import word_on
@@ -33,6 +33,7 @@ from node.state.files import write_whole
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
 from node.training.warmstart import SORT_ALPHABET, create_model
+from node.weights.fetch_history import FetchHistory
 from protocol.audit import window_of
 from protocol.checks import Reason
 from protocol.errors import IntellectError
@@ -361,14 +362,61 @@ async def test_what_is_withheld_accuses_nobody_and_is_said(trained: Desk, assets
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("case", ["withheld", "a line that is slow", "an own disk that is full", "not drawn"])
+@pytest.mark.parametrize("which", ["a report", "the manifest", "neither"])
+async def test_what_the_own_disk_damaged_after_it_came_accuses_nobody(trained: Desk, assets: Path, which: str) -> None:
+    """Of a manifest and of reports the audit reads what lies on the disk, which is not what came any more."""
+    bench = Bench(trained, assets, [1.0, 1e-4, 1e-4])
+    audit = bench.audits[0]
+    handed = bench.store.fetch
+
+    async def fetch(root: bytes, sources: Sequence[Address], **how: Any) -> Path:
+        path = await handed(root, sources, **how)
+        stated = audit._context.state.policies
+        manifests = [one.message.batch_root for at in (1, 2) if (one := stated.of_step(at)) is not None]
+        if root in damaged or (which == "the manifest" and root in manifests):
+            whole = path.read_bytes()
+            path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        return path
+
+    async with trio.open_nursery() as nursery:
+        reports = (trained.directory / "rollouts").glob("*.report")
+        damaged = {(await bench.store.add(path)).root for path in reports} if which == "a report" else set[bytes]()
+        bench.store.fetch = fetch  # type: ignore[method-assign]
+        await bench.open(nursery)
+        if which == "neither":
+            await bench.until(lambda: len(bench.said()) == 2)
+            assert {outcome for _, outcome, _ in bench.said()} == {VerdictOutcome.ACCEPT}
+        else:
+            await bench.until(lambda: audit.counts["undecided"] >= 2)
+            assert "its bytes are not those that came" in audit.undecided
+            assert bench.said() == [] and audit._looks.vain == ()
+        nursery.cancel_scope.cancel()
+
+
+CASES = [
+    "withheld",
+    "a trickle",
+    "an own line that is slow",
+    "a validator that has just started",
+    "one that hears nobody",
+    "an own disk that is full",
+    "not drawn",
+]
+
+
+@pytest.mark.parametrize("case", CASES)
 async def test_a_drawn_step_of_which_nothing_comes_speaks_against_who_leads(
     trained: Desk, assets: Path, case: str
 ) -> None:
     bench = Bench(trained, assets, [1e-4 if case == "not drawn" else 1.0, 1e-4, 1e-4])
     audit, pieces = bench.audits[0], itertools.count()
-    if case == "a line that is slow":
+    audit._history = FetchHistory(1 << 20, bench.seats[0].context.clock.monotonic)
+    if case in ("a trickle", "an own line that is slow", "a validator that has just started"):
         bench.store.arrived = lambda root: next(pieces)  # type: ignore[method-assign]
+        if case != "a validator that has just started":
+            audit._history.handed_over(1 << 20, 1.0 if case == "a trickle" else 100.0)
+    if case == "one that hears nobody":
+        audit._context.state.validators = list  # type: ignore[method-assign]
     if case == "an own disk that is full":
         bench.store.failure = StoreFull("it has no room")
     async with trio.open_nursery() as nursery:
@@ -379,7 +427,7 @@ async def test_a_drawn_step_of_which_nothing_comes_speaks_against_who_leads(
         if case == "not drawn":
             audit._look_into(audit._replaying.statement(2), VALIDATORS[1].address)
         await bench.until(lambda: audit.counts["undecided"] >= (1 if case == "not drawn" else 2))
-        drawn = {1, 2} if case == "withheld" else set[int]()
+        drawn = {1, 2} if case in ("withheld", "a trickle") else set[int]()
         assert {one.step for one in audit._looks.vain} == drawn
         if drawn:
             await trio.sleep(0.1)
@@ -392,6 +440,30 @@ async def test_a_drawn_step_of_which_nothing_comes_speaks_against_who_leads(
             await bench.until(lambda: len(bench.said()) == 2)
             assert audit._looks.vain == () and audit.beat() == {}
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("error", "owed", "counts"),
+    [
+        (Overdue("a part", 60.0), 61.0, True),
+        (Overdue("a part", 60.0), 59.0, False),
+        (Withheld("nothing"), 59.0, True),
+        (Withheld("nothing"), 2.0, False),
+        (Unavailable("another reason"), 61.0, False),
+    ],
+    ids=["a part, owed long enough", "a part, let go before", "nothing", "nothing was owed", "no look in vain"],
+)
+async def test_what_came_in_part_counts_where_it_was_owed_as_long_as_the_line_needs(
+    trained: Desk, assets: Path, monkeypatch: pytest.MonkeyPatch, error: IntellectError, owed: float, counts: bool
+) -> None:
+    audit = Bench(trained, assets, [1.0, 1e-4, 1e-4]).audits[0]
+    audit._history = FetchHistory(1 << 20, lambda: 0.0)
+    audit._history.handed_over(1 << 20, 1.0)
+    monkeypatch.setattr(audit, "_is_drawn", lambda statement: True)
+    monkeypatch.setattr(step_auditor, "hears_a_quorum", lambda context: True)
+    monkeypatch.setattr(step_auditor, "_owed_until", lambda policies, step: 1000.0 + owed)
+    statement: Any = SimpleNamespace(step=7)
+    assert audit._speaks_against_the_leader(error, statement, 1000.0) is counts
 
 
 async def test_accusations_keep_no_drawn_step_waiting(trained: Desk, assets: Path) -> None:

@@ -16,13 +16,15 @@ from node.environments.math_scorer import ALGEBRA
 from node.environments.registry import load_environment
 from node.inference.engines import torch_engine
 from node.inference.guarded import Guarded
-from node.inference.inspect import score_groups
+from node.inference.inspect import Scores, score_groups
 from node.inference.session import EngineSession
 from node.inference.tasks import DrawnTasks
 from node.inference.wire import Inspect, Inspected, Produce, Produced
+from protocol.blobs import describe
 from protocol.checks import Reason, subject_of
 from protocol.disputes import UNDECIDED
 from protocol.envelope import ENVELOPE_BYTES, seal
+from protocol.errors import OwnFailure
 from protocol.identity import NodeKey
 from protocol.messages import DIGEST
 from protocol.rollout import RolloutBatch, SampleRow, decode, decode_report, encode
@@ -236,6 +238,19 @@ def test_a_fault_is_seen_where_it_is_looked_for(
     assert seen.group == (1 if seen.reason == Reason.ACTIVATIONS else -1)
 
 
+def test_a_byte_that_the_own_disk_turned_over_is_not_the_workers_lie(
+    honest: EngineSession, produced: Produced, tmp_path: Path
+) -> None:
+    whole = Path(produced.path).read_bytes()
+    torn, root = tmp_path / "torn", describe(whole).root
+    torn.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:-1])
+    control = judge(honest, torn, produced.units, file_root=describe(torn.read_bytes()).root)
+    assert control.outcome == VerdictOutcome.SLASH, "what came so is its author's"
+    with pytest.raises(OwnFailure, match="damaged on this machine"):
+        judge(honest, torn, produced.units, file_root=root)
+    assert judge(honest, produced.path, produced.units, file_root=root).outcome == VerdictOutcome.ACCEPT
+
+
 def test_scoring_that_takes_too_long_is_nobodys_fault(
     honest: EngineSession, produced: Produced, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,8 +261,22 @@ def test_scoring_that_takes_too_long_is_nobodys_fault(
     _cannot_tell(honest, monkeypatch)
     seen = judge(honest, produced.path, produced.units, report_path=str(tmp_path / "report"))
     assert seen.outcome == VerdictOutcome.ACCEPT
-    assert seen.rewards == 2 * UNDECIDED
+    assert seen.rewards == 2 * UNDECIDED and seen.rewards_mean is None
     assert seen.report_path == ""
+
+
+def test_a_mean_is_of_the_groups_that_are_decided() -> None:
+    assert Scores([1.0, 0.5, 0.0, 0.0], frozenset({1})).mean(2) == 0.75
+    assert Scores([1.0, 0.5, 0.0, 0.0]).mean(2) == 0.375 and Scores().mean(2) is None
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_worker_that_cannot_tell_its_rewards_says_none(
+    honest: EngineSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knows: bool
+) -> None:
+    _cannot_tell(honest, monkeypatch, knows=knows)
+    made = produced_by(honest, order(tmp_path / "file"))
+    assert (made.reward_estimate, made.informative) == ((0.0, 0.0) if knows else (None, None))
 
 
 def test_of_a_group_with_an_undecided_answer_no_more_is_asked(

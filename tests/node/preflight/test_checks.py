@@ -132,6 +132,30 @@ def test_a_directory_that_is_not_there_yet_is_looked_at_by_its_parent(tmp_path: 
     assert check_disk(tmp_path / "not" / "yet", quota=0).data["path"] == str(tmp_path)
 
 
+def test_a_blob_that_a_running_daemon_evicts_meanwhile_is_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One goes after it was listed, and one after it was first looked at."""
+    store, look = tmp_path / "blobs" / "complete", Path.stat
+    store.mkdir(parents=True)
+    for name in ("kept", "listed", "seen"):
+        (store / name).write_bytes(bytes(1000))
+
+    def stat(path: Path, **how: Any) -> os.stat_result:
+        if path.name == "listed":
+            path.unlink(missing_ok=True)
+        found = look(path, **how)
+        if path.name == "seen":
+            path.unlink()
+        return found
+
+    monkeypatch.setattr(Path, "stat", stat)
+    found = check_disk(tmp_path, quota=1 << 40)
+    control = judge_disk(1 << 50, 2000, 1 << 40, 0, tmp_path)
+    assert sorted(one.name for one in store.iterdir()) == ["kept"]
+    assert found.data["wanted_bytes"] == control.data["wanted_bytes"], "the sizes of what was seen count"
+
+
 def test_a_model_that_does_not_fit_is_a_failure_and_which_one_depends_on_the_role() -> None:
     machine, with_gpu = Hardware(2, 8 * GIB, ()), Hardware(2, 8 * GIB, (Gpu("H100", 80 * GIB),))
 

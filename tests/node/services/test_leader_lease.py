@@ -9,6 +9,7 @@ import pytest
 import trio
 import trio.testing
 
+from node.audit.looks import LookHistory
 from node.chain.errors import Reverted, RpcUnreachable
 from node.progress import ProgressRecord
 from node.services.context import Context
@@ -67,6 +68,7 @@ class World:
         self.run = RUN
         self.alive, self.held_by_others = [V.address, W.address], -1
         self.history = FetchHistory(1 << 20, lambda: self.time)
+        self.looks = LookHistory(lambda: self.time)
 
     def node(self, key: NodeKey, ready: LeadFrom | None = None) -> LeaderLease:
         terms = LeaderTerms(A.address, lambda: self.time)
@@ -96,6 +98,8 @@ class World:
             state=SimpleNamespace(
                 validators=lambda: self.alive,
                 reached=lambda trainer: self.held_by_others,
+                newest=5,
+                disputes=SimpleNamespace(quarantined=()),
                 policies=SimpleNamespace(newest_step=5, heard_at=lambda count: self.heard[-count:]),
                 register=SimpleNamespace(get=self.works.get),
                 vote_set=SimpleNamespace(state=lambda id: FileState.REJECTED if id in self.bad else FileState.ACCEPTED),
@@ -109,7 +113,7 @@ class World:
         context.on_news = partial(Context.on_news, context)
         candidate = SimpleNamespace(holds=lambda: True, ready=lambda: ready, at=lambda: (0, bytes(32)))
         policies = SimpleNamespace(history=self.history)
-        return LeaderLease(context, Door(self, key), candidate, policies)  # type: ignore[arg-type]
+        return LeaderLease(context, Door(self, key), candidate, policies, self.looks)  # type: ignore[arg-type]
 
     async def post(self, message: Any) -> None:
         self.said.append(message)
@@ -261,6 +265,44 @@ async def test_a_leader_whose_policies_nobody_can_have_is_said_to_be_gone_by_who
         assert judge._watch.gone(judge._terms.now)
 
 
+@pytest.mark.parametrize("but", ["", "it hears nobody", "its own disk failed", "one came late", "another one leads"])
+async def test_a_leader_that_withholds_some_of_what_is_drawn_is_said_to_be_gone_by_who_tried(but: str) -> None:
+    """It hands over all else, fresh: nine in ten of the steps that this validator draws."""
+    world = World()
+    judge = world.node(V)
+    judge._context.state.policies.newest_step = 400
+    for step in range(10, 341):
+        world.time += 60
+        judge._context.membership.table[A.address].seen_at = world.time
+        assert not judge._watch.gone(judge._terms.now), step
+        world.looks.withheld(stated(step)) if step in (280, 300, 320, 340) else world.looks.came(stated(step))
+        if step == 330 and but == "its own disk failed":
+            world.looks.forget()
+        if step == 330 and but == "another one leads":
+            world.tell(lambda terms: terms.take(1, B.address, 350, ROOT, int(world.time) + LEASE))
+    if but == "one came late":
+        world.looks.came(stated(300))
+    if but == "it hears nobody":
+        world.alive = []
+    assert bool(judge._watch.gone(judge._terms.now)) is (not but)
+    await silence(world, judge)
+    assert [said.step for said in world.said] == ([] if but else [339]), "the policy before the newest that is withheld"
+
+
+@pytest.mark.parametrize("liars", [1, 2])
+async def test_a_validator_that_says_so_alone_ends_no_term(liars: int) -> None:
+    """Two of two are a quorum, and what they say is what they tried: the control."""
+    world = World()
+    for step in (1, 2, 3, 4):
+        world.time += 300
+        world.looks.withheld(stated(step))
+    judges, standby = [world.node(V), world.node(W)], world.node(B, LeadFrom(6, ROOT))
+    await silence(world, *judges[:liars])
+    hears(world, *(V, W)[:liars])
+    await standby._act(standby._candidate)
+    assert [what for what, _ in world.sent] == (["end"] if liars == 2 else [])
+
+
 async def test_how_long_a_leader_may_be_silent_is_the_runs_to_say_but_no_shorter_than_its_heartbeats() -> None:
     world = World()
     world.run = msgspec.structs.replace(RUN, chair=ChairRules(silence_seconds=90.0))
@@ -289,6 +331,10 @@ async def test_a_quorum_of_words_ends_the_term_and_the_next_standby_leads() -> N
     assert world.sent == [("end", sorted([V.address, W.address]))]
     await standby._act(standby._candidate)
     assert world.sent[-1] == ("take", (B.address, 6)) and standby.leads(6) and not standby.leads(5)
+
+
+def stated(step: int) -> PolicyStatement:
+    return PolicyStatement(7, 0, step, 0, ROOT, bytes(32), bytes(32), bytes(32))
 
 
 def judged(by: NodeKey, outcome: VerdictOutcome = VerdictOutcome.REJECT, holder: NodeKey = A) -> StepVerdict:

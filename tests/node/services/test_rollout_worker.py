@@ -26,6 +26,7 @@ from protocol.identity import NodeKey
 from protocol.messages import RolloutCommitted
 from protocol.policy import PolicyManifest
 from protocol.run import EnvironmentSpec, Recipe, RolloutSpec, RunSpec
+from protocol.sections import Filters
 from protocol.statements import Domain
 from tests.attacks.validators.court import InlineJournal, SharedBlobs, announcement
 from tests.memory_network import MemoryHub, MemoryNetwork
@@ -51,6 +52,7 @@ class Engine:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.seconds = FILE_SECONDS
+        self.informative: float | None = 1.0
         self.under_way = False
 
     async def ask(
@@ -61,7 +63,13 @@ class Engine:
         await trio.sleep(self.seconds)
         self.under_way = False
         return Produced(
-            path=str(self._folder / "none"), units=10, samples=8, tokens=20, seconds=self.seconds, reward_estimate=0.5
+            path=str(self._folder / "none"),
+            units=10,
+            samples=8,
+            tokens=20,
+            seconds=self.seconds,
+            reward_estimate=0.5,
+            informative=self.informative,
         )
 
 
@@ -226,6 +234,21 @@ async def test_a_large_model_is_not_taken_for_a_trainer_that_lacks_rollouts(
         await trio.sleep(swarm.every - 25)
         assert 2 <= swarm.made <= 3
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("informative", "more"), [(1.0, False), (None, False), (0.0, True)])
+async def test_rewards_that_a_worker_cannot_tell_are_not_taken_for_groups_without_a_signal(
+    tmp_path: Path, autojump_clock: Any, informative: float | None, more: bool
+) -> None:
+    """Judges say the reward of a judged run: a worker knows none, and would make several times what a batch takes."""
+    swarm = Swarm(tmp_path, msgspec.structs.replace(FOUR_FILES, filters=Filters(online=True, refill=4)))
+    swarm.engine.informative, swarm.every = informative, 120.0
+    async with trio.open_nursery() as nursery:
+        await swarm.run(nursery)
+        await trio.sleep(5 * swarm.every)
+        nursery.cancel_scope.cancel()
+    made = Counter(work.step for work in swarm.own.context.journal.files.records(200))
+    assert (made[4] > 4) is more, made
 
 
 async def made_beside_one_that_makes_nothing(folder: Path, *, every: float, policies: int) -> Counter[int | None]:

@@ -84,8 +84,9 @@ def test_an_evaluation_has_a_mean_its_error_and_pass_at_k(tmp_path: Path) -> Non
     assert found.pass_at[2] == pytest.approx((5 / 6 + 0 + 1) / 3) and found.pass_at[4] == pytest.approx(2 / 3)
 
 
-def test_figures_of_nothing_are_zero_and_partial_scores_solve_nothing() -> None:
-    assert measure({}, [1]).mean == 0.0
+def test_figures_of_nothing_are_none_and_partial_scores_solve_nothing() -> None:
+    nothing = measure({"a": [], "b": []}, [1])
+    assert (nothing.mean, nothing.standard_error, nothing.pass_at, nothing.undecided) == (None, None, {1: None}, 2)
     assert solve_rate([0.9, 1.0]) == 0.5 and solve_rate([]) is None
     assert pass_at_k([1.0, 0.0], 2) == 1.0
 

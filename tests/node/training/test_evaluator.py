@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from node.environments.base import Problem, Transcript
+from node.environments.errors import EnvironmentFault
 from node.environments.registry import load_environment
 from node.inference.engine import Completion, GenerationRequest
 from node.inference.evaluation import Evaluation, sample
 from node.inference.tokenizer import LocalTokenizer
+from node.inference.torch_engine import TorchEngine
 from node.metrics.prometheus import render
 from node.recipe.requirements import reached_target
 from node.run.file import compile_run
@@ -23,8 +26,10 @@ from node.training.evaluations import Evaluations
 from node.training.evaluator import Evaluator, evaluation_engine
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
+from node.training.warmstart import mean_reward
 from protocol.run import EnvironmentSpec, EvaluationSpec, RolloutSpec, RunSpec, encode_run
 from protocol.sections import EvaluationEnvironment, LengthBudget
+from tests.node.environments.unsure import Unsure
 
 MOST_WAITING = 4
 
@@ -222,3 +227,45 @@ def test_the_evaluator_stays_off_the_learners_gpus_where_it_can(monkeypatch: pyt
     assert engine(4, world_size=4, evaluation_dtype="float32") == ("cuda:0", "float32")
     assert engine(4, evaluation_device="cpu") == engine(4, device="cpu") == ("cpu", "float32")
     assert engine(4, device="cpu", evaluation_device="cuda") == ("cuda:0", "bfloat16")
+
+
+@pytest.mark.parametrize(("unknown", "judged"), [(0, 40), (4, 36), (5, 35)])
+def test_an_answer_without_a_verdict_is_in_no_mean_and_too_many_leave_no_figure(
+    tiny_assets: Path, tmp_path: Path, unknown: int, judged: int
+) -> None:
+    """Every answer is right here. With verdicts that did not come in time it was a mean of 0.9, and looked worse."""
+    (tmp_path / "model").symlink_to(tiny_assets / "model")
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "mine.py").write_text("def score(row, answer):\n    return 1\n")
+    asked = EnvironmentSpec(name="sort", args={"digits": 2, "held_back": 40}, reward="mine:score")
+    evaluation = EvaluationSpec(problems=40)
+    run = RunSpec(name="unsure", environment=asked, rollout=RolloutSpec(max_output_tokens=4), evaluation=evaluation)
+    tokenizer = LocalTokenizer(tiny_assets / "model")
+    inner = load_environment(asked, tmp_path, tokenizer)
+    never = {inner.held_back_problem(number).problem_id for number in range(unknown)}
+    environment = Unsure(inner, lambda problem, times: problem.problem_id in never)
+    found = Evaluation(run, environment, {"other": environment}, Obedient(tokenizer, obeys=False)).figures(0)
+    assert (found["eval_problems"], found["eval_undecided"]) == (judged, unknown)
+    table = {"sort": 1.0, "other": 1.0} if unknown < 5 else {}
+    assert found.get("eval_reward") == table.get("sort") and found["eval_reward_by_environment"] == table
+
+
+@pytest.mark.parametrize("unknown", [0, 4, 5])
+def test_a_warm_start_is_not_called_worse_than_it_is(tiny_assets: Path, unknown: int) -> None:
+    engine = TorchEngine(tiny_assets / "model")
+    engine.load(load_file(tiny_assets / "model" / "model.safetensors"))
+    sort = load_environment(EnvironmentSpec(name="sort", args=SORT), tiny_assets, LocalTokenizer(tiny_assets / "model"))
+
+    class Paid(Unsure):
+        def score(self, problems: Sequence[Problem], transcripts: Sequence[Transcript]) -> list[float]:
+            super().score(problems, transcripts)
+            return [0.0 if problem.problem_id in never else 1.0 for problem in problems]
+
+    problems = [sort.problem(number) for number in range(40)]
+    never = {problem.problem_id for problem in problems[:unknown]}
+    environment = Paid(sort, lambda problem, times: problem.problem_id in never)
+    if unknown < 5:
+        assert mean_reward(engine, environment, problems, bytes(32), 4) == 1.0
+        return
+    with pytest.raises(EnvironmentFault, match="5 of 40 answers got no verdict"):
+        mean_reward(engine, environment, problems, bytes(32), 4)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -370,6 +371,20 @@ def test_an_address_for_others_needs_a_key(tmp_path: Path) -> None:
     key.write_text("short")
     key.chmod(0o600)
     assert main(["serve", "nothing", "--listen", "0.0.0.0:0", "--key", str(key)]) == 2
+
+
+@pytest.mark.parametrize("words", [[], ["nothing/here"], ["--state-dir", "nothing/here"]])
+def test_a_server_that_does_not_come_up_leaves_no_socket_open(
+    monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    from cli.main import main
+    from node.web import host
+
+    bound: list[socket.socket] = []
+    bind = host.bind
+    monkeypatch.setattr(host, "bind", lambda *given: bound.append(bind(*given)) or bound[-1])
+    assert main(["serve", *words, "--listen", "127.0.0.1:0"]) != 0
+    assert [one.fileno() for one in bound] == [-1]
 
 
 def test_a_key_that_others_of_this_machine_may_read_is_refused(

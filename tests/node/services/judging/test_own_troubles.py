@@ -16,6 +16,7 @@ from node.services.judging.recomputing import Recomputer
 from node.swarm.vote_set import FileState
 from node.tasks.recomputed import TaskRuntime
 from protocol.blobs import BlobInfo, describe
+from protocol.errors import OwnFailure
 from protocol.identity import Address
 from tests.attacks.validators.court import Court, ReportingEngine, Trouble
 
@@ -106,3 +107,6 @@ async def test_a_result_whose_file_is_gone_once_the_own_one_is_computed_is_put_o
     )
     with pytest.raises(NodeError, match="its file is gone"):
         await Recomputer(TaskRuntime(none, none, tmp_path), 0.05).inspect(work, tmp_path / "evicted")
+    (tmp_path / "torn").write_bytes(b"their")
+    with pytest.raises(OwnFailure, match="damaged on this machine"):
+        await Recomputer(TaskRuntime(none, none, tmp_path), 0.05).inspect(work, tmp_path / "torn")

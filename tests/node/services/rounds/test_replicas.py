@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import trio
 
+from node.blobs.errors import StoreFull
 from node.inference.wire import Inspected, Produced
 from node.recipe.capacity import CapacityGauge, MachineCapacity
 from node.recipe.pool import Selection
@@ -31,7 +32,7 @@ from protocol.audit import AuditSpec
 from protocol.blobs import describe
 from protocol.checks import Reason
 from protocol.earnings import contribution_units
-from protocol.errors import IntellectError
+from protocol.errors import IntellectError, OwnFailure
 from protocol.identity import NodeKey
 from protocol.manifest import ComposedBatch, decode_composed, encode_manifest
 from protocol.messages import VerdictIssued
@@ -229,6 +230,23 @@ async def what_no_replica_may_learn_from(town: ReplicaTown, judge: ReplicaNode, 
     judge.rounds.figures.clear()  # as after a restart: lists are heard again, and contributions read
     judge.batches._used.clear()
     assert "which was learnt from before" in await refused(of, msgspec.structs.replace(again[0], works=(work,)))
+    # What this validator cannot take in itself would look unused; what nobody hands over is as before.
+    fetch = town.blobs.fetch
+
+    async def full(root: bytes, *given: Any, **how: Any) -> Path:
+        if root in named[0]:
+            raise StoreFull("it has no room")
+        return await fetch(root, *given, **how)
+
+    used = msgspec.structs.replace(again[0], works=(work,))
+    judge.batches._used.clear()
+    town.blobs.fetch = full  # type: ignore[method-assign]
+    with pytest.raises(OwnFailure, match="no room"):
+        await judge.batches.of(
+            outers[1], 1, of, honest.key.address, [(await town.blobs.add(encode_manifest(used))).root]
+        )
+    town.blobs.fetch = fetch  # type: ignore[method-assign]
+    assert "which was learnt from before" in await refused(of, used), "and it is asked for again"
     assert "of replica" in await refused(1 - of, msgspec.structs.replace(again[0], works=(work,)))
 
     def with_work(**changes: Any) -> ComposedBatch:
