@@ -107,13 +107,14 @@ class Chain:
     def settle(self, within: int = TICK) -> None:
         """A block that is no older than so many seconds."""
         if self._last.timestamp + within <= self.now():
-            self.bench.rpc("evm_setNextBlockTimestamp", self.now())
-            self.bench.rpc("evm_mine")
-            self._read()
+            (mined,) = self.bench.rpc("evm_mine_detailed", {"timestamp": self.now()})  # one question, not three
+            self._mined(mined)
 
     def _read(self) -> None:
-        block: Any = self.bench.web3.eth.get_block("latest")
-        self._last = Block(int(block["number"]), bytes(block["hash"]), int(block["timestamp"]))
+        self._mined(self.bench.rpc("eth_getBlockByNumber", "latest", False))
+
+    def _mined(self, block: dict[str, Any]) -> None:
+        self._last = Block(int(block["number"], 16), bytes.fromhex(block["hash"][2:]), int(block["timestamp"], 16))
         if 0 < self._counts_at <= self._last.timestamp:
             self._known.clear()
             self._counts_at = 0
@@ -290,7 +291,8 @@ def prepare(
 class Play:
     """A pool of workers, validators and trainers; what they send is the product's to decide."""
 
-    def __init__(self, folder: Path, chain: Chain, trainers: tuple[NodeKey, ...]) -> None:
+    def __init__(self, folder: Path, chain: Chain, trainers: tuple[NodeKey, ...], joining: int) -> None:
+        self._joining = joining
         self.chain, self.world = chain, World(folder, epoch=chain.epoch, window=WINDOW, **SLOW)
         self.world.chain, self.world.gathers = chain, True  # type: ignore[assignment]
         self.world.gossip.age = MessageStore().max_age
@@ -312,9 +314,9 @@ class Play:
         return LeaseRenewal(door, POOL, self._members(node), lambda: CONTACT, node.progress)
 
     async def keep(self, node: Node, number: int, *, nightly: bool) -> None:
-        """Its owner starts it, in the first week, and stops it at night."""
+        """Its owner starts it, while all join, and stops it at night."""
         door: Any = Door(self.chain, node.key)
-        await trio.sleep(WEEK * number / len(self.world.nodes))
+        await trio.sleep(self._joining * number / len(self.world.nodes))
         while True:
             if not await needs_no_join(door, await self.chain.pool(POOL), node.key.address):
                 await door.join(POOL, CONTACT)
@@ -336,7 +338,8 @@ class Play:
                 works = node.key.address not in self.officers
                 nursery.start_soon(lambda n=node, i=number, w=works: self.keep(n, i, nightly=w and i % NIGHTLY == 0))
                 nursery.start_soon(self.work, node)
-            for week in range(1 + weeks):
+            await trio.sleep(self._joining)
+            for week in range(1, 1 + weeks):
                 await trio.sleep(WEEK)
                 tell(f"week {week} of {weeks}: {len(self.chain.sent)} transactions")
             nursery.cancel_scope.cancel()
@@ -452,10 +455,10 @@ class Seats:
 
 
 def played(
-    workers: int, weeks: int, away: int | None, days: int = 7, epoch: int = HOUR
+    workers: int, weeks: int, away: int | None, days: int = 7, epoch: int = HOUR, joining: int = WEEK
 ) -> list[tuple[float, str, int]]:
     """What was sent. away: of the chair alone and its days, seconds a day without a leader; None for the pool without
-    it; epoch: seconds."""
+    it; epoch: seconds; joining: the first seconds, in which the nodes join and nothing is counted."""
     # Numbered apart from the judges and trainers, whatever their number.
     validators, trainers = keys_of(3, 1), keys_of(3, 11)
     others = keys_of(workers, 1000) if away is None else ()
@@ -469,7 +472,7 @@ def played(
         stack.enter_context(patch.multiple(earners, **names))
         stack.enter_context(patch("trio.to_thread.run_sync", inline))
         if away is None:
-            main: Any = Play(Path(folder), chain, trainers).run
+            main: Any = Play(Path(folder), chain, trainers, joining).run
             given = weeks
         else:
             main, given = Seats(chain, validators, trainers, away).run, days

@@ -260,4 +260,4 @@ class Agreement:
 
 
 def _newest(said: Collection[Place]) -> int:
-    return max((ballot for ballot, _ in said), default=-1)
+    return max(said)[0] if said else -1

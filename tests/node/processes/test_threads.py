@@ -107,4 +107,5 @@ import sys
 print({"numpy", "pyarrow"} <= set(sys.modules), running())
 """
     assert said(program, {"OMP_NUM_THREADS": "2"})[0] == "True 1"
-    assert said(program.replace("with without_pools():", "if True:"), {"OMP_NUM_THREADS": "2"})[0] != "True 1"
+    control = "import numpy\nfrom node.processes.threads import running\nprint(running())"
+    assert int(said(control, {"OMP_NUM_THREADS": "2"})[0]) > 1

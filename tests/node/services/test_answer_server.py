@@ -29,6 +29,7 @@ from node.web.openai import OpenAi
 from node.weights.policy_cache import HeldPolicy
 from protocol.policy import PolicyManifest
 from protocol.run import RunSpec, encode_run
+from tests.node.training.forks import Forking
 
 
 class Place:
@@ -40,7 +41,8 @@ class Place:
 async def node(run: RunSpec, assets: Path, folder: Path) -> AsyncIterator[Place]:
     root = b"\x01" * 32
     held = HeldPolicy(3, root, assets / "model" / "model.safetensors", PolicyManifest(bytes(32), 3, root, (), root, 0))
-    child = EngineProcess([sys.executable, "-m", "node.inference.process"], encode_run(run), assets)
+    command, told = [sys.executable, "-m", "node.inference.process"], encode_run(run)
+    child: Any = EngineProcess(command, told, assets, starter=Forking())  # type: ignore[arg-type]
     control = ApiServer(folder / "node.sock", lambda: {})
     context = SimpleNamespace(policy_cache=SimpleNamespace(newest=held))
     place: Any = SimpleNamespace(control=control, engine=child, context=context, rest=GuestRest())

@@ -63,7 +63,7 @@ async def test_what_validators_accept_is_paid_once_after_the_window(autojump_clo
         nursery.cancel_scope.cancel()
 
 
-async def test_a_week_with_validators_away_and_nodes_restarted_at_random(
+async def test_four_days_with_validators_away_for_more_than_one_and_nodes_restarted_at_random(
     autojump_clock: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trio.to_thread, "run_sync", inline)
@@ -82,8 +82,8 @@ async def test_a_week_with_validators_away_and_nodes_restarted_at_random(
         for node in world.nodes.values():
             nursery.start_soon(keep, node)
         await trio.sleep(60)
-        for step in range(7 * 24):
-            away = 72 <= step < 99  # 27 hours
+        for step in range(4 * 24):
+            away = 36 <= step < 63  # 27 hours
             for node in world.validators:
                 if node.wanted is away:
                     node.wanted = not away
@@ -93,13 +93,13 @@ async def test_a_week_with_validators_away_and_nodes_restarted_at_random(
                     if sum(node.lives for node in world.validators) >= 2:
                         world.make(worker, dice.randint(1, 1000))
             await trio.sleep(2400)
-            if not away and dice.random() < 0.4:
+            if not away and dice.random() < 0.6:
                 dice.choice(list(world.nodes.values())).stop()
                 restarts += 1
             await trio.sleep(1200)
         await trio.sleep(48 * HOUR)
         nursery.cancel_scope.cancel()
-    assert restarts > 30 and len(world.chain.posts) > 10
+    assert restarts > 30 and len(world.chain.posts) > 4
     assert world.paid() == world.accepted
     assert world.chain.owed == 0 and len(world.accepted) == len(WORKERS)
     earned = Counter[Address]()

@@ -76,9 +76,16 @@ class Forking:
     async def start(self, command: Sequence[str], environment: Mapping[str, str], *, heard: bool) -> "ForkedProgram":
         source, sink = os.pipe2(os.O_CLOEXEC)
         order = StartChild(0, command[2], tuple(command[3:]), dict(environment), "", int(signal.SIGKILL))
-        child = fork(_program, order, source, sink, os.getpid())
-        os.close(source)
-        return ForkedProgram(child, trio.lowlevel.FdStream(sink))
+        if not heard:
+            child = fork(_program, order, source, sink, os.getpid())
+            os.close(source)
+            return ForkedProgram(child, trio.lowlevel.FdStream(sink))
+        said, told = os.pipe2(os.O_CLOEXEC)
+        descriptors = [source, told, os.dup(2)]
+        child = fork(_talking_program, order, descriptors, [sink, said], os.getpid())
+        for one in descriptors:
+            os.close(one)
+        return ForkedProgram(child, trio.lowlevel.FdStream(sink), trio.lowlevel.FdStream(said))
 
 
 class ForkedPopen(subprocess.Popen[Any]):
@@ -124,10 +131,8 @@ def _run_as(order: StartChild, descriptors: list[int], parent: int) -> None:
 
 
 class ForkedProgram:
-    stdout = None
-
-    def __init__(self, pid: int, stdin: trio.abc.SendStream) -> None:
-        self.pid, self.stdin = pid, stdin
+    def __init__(self, pid: int, stdin: trio.abc.SendStream, stdout: trio.abc.ReceiveStream | None = None) -> None:
+        self.pid, self.stdin, self.stdout = pid, stdin, stdout
         self._status: int | None = None
         self._gone = os.pidfd_open(pid)
 

@@ -1,10 +1,10 @@
-"""A follower in a process of its own that builds very slowly, to be killed: `slow_builder.py DIRECTORY RAW_FILE...`.
+"""A follower in a process of its own that builds very slowly, to be killed.
 
-DIRECTORY holds the trainer's store under origin/ and the follower's state under follower/.
+Its directory holds the trainer's store under origin/ and the follower's state under follower/.
 """
 
-import sys
 import time
+import warnings
 from pathlib import Path
 
 import trio
@@ -37,6 +37,8 @@ async def main(directory: Path, announcements: list[Path]) -> None:
                 await trio.sleep(0.01)
 
 
-if __name__ == "__main__":
+def run(directory: Path, announcements: list[Path]) -> None:
+    """In a fork."""
+    warnings.simplefilter("default")  # trio's own wakeup of the process before is still set
     layers.patched = slowly
-    trio.run(main, Path(sys.argv[1]), [Path(path) for path in sys.argv[2:]])
+    trio.run(main, directory, announcements)

@@ -2,16 +2,14 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import trio
 
+from tests.node.training.forks import end_of, fork
+from tests.node.weights import slow_builder
 from tests.node.weights.little_swarm import bytes_of, disk, until
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 async def test_a_follower_killed_while_it_builds_goes_on_afterwards(run, origin, peer, wire, tmp_path) -> None:
@@ -38,16 +36,12 @@ async def test_a_follower_killed_while_it_builds_goes_on_afterwards(run, origin,
 
 
 def _kill_while_building(directory: Path) -> None:
-    command = [sys.executable, str(ROOT / "tests/node/weights/slow_builder.py"), str(directory)]
-    command += [str(directory / f"announcement-{step}") for step in range(2)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    child = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    child = fork(slow_builder.run, directory, [directory / f"announcement-{step}" for step in range(2)])
     try:
         limit = time.monotonic() + 60
         while not disk(directory / "follower"):
-            assert child.poll() is None and time.monotonic() < limit, "it never began to build"
+            assert not os.waitpid(child, os.WNOHANG)[0] and time.monotonic() < limit, "it never began to build"
             time.sleep(0.01)
-        child.send_signal(signal.SIGKILL)
     finally:
-        child.kill()
-        child.wait()
+        os.kill(child, signal.SIGKILL)
+        assert end_of(child) == -signal.SIGKILL

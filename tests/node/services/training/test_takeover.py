@@ -83,7 +83,7 @@ SECOND, THIRD = NodeKey(b"\4" * 32), NodeKey(b"\5" * 32)
 KEYS = (TRAINER, SECOND, THIRD)
 STEPS, GROUPS, SIZE = 60, 2, 2
 LEASE, GRACE, BLOCK = 60, 10, 1.0
-LOOK = 0.2
+LOOK = 0.5
 """Seconds between two looks into a spool, the trainers' too: steps take a second, and all these hours pass at once."""
 RUN = msgspec.structs.replace(
     court_run(),
