@@ -172,7 +172,7 @@ class Patches(importlib.abc.MetaPathFinder):
             "protocol.rollout": self._rollout,
             "node.network.requests": lambda module: self._called(module.Requests, "ask", "requests"),
             "node.chain.connection": lambda module: self._called(module.Connection, "_guarded", "asked"),
-            "node.chain.endpoints": lambda module: self._called(module.SerialConnection, "post", "questions"),
+            "node.chain.endpoints": self._endpoints,
         }
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
@@ -197,12 +197,19 @@ class Patches(importlib.abc.MetaPathFinder):
         def call(*args: Any, **named: Any) -> Any:
             self._counters.add(counted)
             if counted == "questions":
-                self._counters.add(f"question {args[3]}")
+                one = isinstance(args[3], str)
+                self._counters.add(f"question {args[3] if one else f'{len(args[3])} in one'}")
+                for method in [] if one else args[3]:
+                    self._counters.add(f"in one {method}")
             if counted == "asked":  # without whom it is about
                 self._counters.add(f"asked {args[1].partition(' 0x')[0]}"[:80])
             return original(*args, **named)
 
         setattr(owner, name, call)
+
+    def _endpoints(self, module: Any) -> None:
+        for name in ("post", "post_all"):
+            self._called(module.SerialConnection, name, "questions")
 
     def _rollout(self, module: Any) -> None:
         self._called(module, "decode", "files read")
