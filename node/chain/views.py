@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
-from web3 import Web3
 
 from contracts.asking import at_once
 from contracts.bindings import (
@@ -49,7 +48,7 @@ class Views(Blocks):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self._logs = Logs(self._web3, self._provider.endpoints, self.profile.contracts)
+        self._logs = Logs(self._eth, self._provider.endpoints, self.profile.contracts)
         self._members = PoolMembers(self._contracts, self._logs, self.profile.contracts.swarm)
 
     @property
@@ -149,7 +148,7 @@ class Views(Blocks):
         def read() -> Balances:
             return Balances(
                 *at_once(
-                    lambda: int(self._web3.eth.get_balance(Web3.to_checksum_address(address))),
+                    lambda: self._eth.get_balance(address),
                     lambda: self._contracts.token_balance(address),
                 )
             )
@@ -158,7 +157,7 @@ class Views(Blocks):
 
     async def gas_price(self) -> int:
         """Wei per gas that a transaction pays now, without the layer below."""
-        return await self._read("read the price of gas", lambda: int(self._web3.eth.gas_price))
+        return await self._read("read the price of gas", self._eth.gas_price)
 
     async def logs(
         self, first: int, last: int, topics: Sequence[Any], *, everything: bool = False, agreed: bool = False

@@ -5,6 +5,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -50,7 +51,8 @@ class Meddler:
                 "id": None,
                 "error": {"code": -32600, "message": "Batch requests are not allowed"},
             }
-        given = [self.answer(one) for one in requests]
+        with ThreadPoolExecutor(len(requests)) as pool:
+            given = list(pool.map(self.answer, requests))
         return None if None in given else given
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any] | None:
