@@ -72,13 +72,19 @@ class Logs:
         return self._spans.setdefault(endpoint, BlockSpan())
 
     def _ask(self, first: int, last: int, topics: Sequence[Any], places: Sequence[Address]) -> list[RawLog]:
-        asked: Any = {
-            "address": list(places),
-            "fromBlock": hex(first),
-            "toBlock": hex(last),
-            "topics": list(topics),
-        }
+        return self._between(hex(first), hex(last), topics, places)
+
+    def _between(self, first: str, last: str, topics: Sequence[Any], places: Sequence[Address]) -> list[RawLog]:
+        asked: Any = {"address": list(places), "fromBlock": first, "toBlock": last, "topics": list(topics)}
         return [raw_log(entry) for entry in self._eth.ask(LOGS, asked)]
+
+    def up_to_newest(self, first: int, topics: Sequence[Any], places: Sequence[Address]) -> list[RawLog] | None:
+        """From a block near the newest one on; None where the endpoint does not say."""
+        try:
+            return self._between(hex(first), "latest", topics, places)
+        except EndpointRefused as refusal:
+            logger.debug("chain.logs_not_told_beside", why=str(refusal))
+            return None
 
     def events(self, kind: type[E], pool: int, first: int, last: int, place: Address) -> list[E]:
         """Those of one kind, of the contract at `place`. A log without their form is passed over."""

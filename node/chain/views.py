@@ -26,7 +26,7 @@ from contracts.bindings import (
     TermTaken,
     WaitingEarnings,
 )
-from node.chain.blocks import Blocks
+from node.chain.blocks import Block, Blocks
 from node.chain.errors import ChainError, RpcRefused
 from node.chain.logs import Logs, PoolMembers
 from node.chain.refusals import CALL, LOGS
@@ -164,13 +164,31 @@ class Views(Blocks):
     ) -> list[RawLog]:
         """Logs of all contracts but the vault's in blocks first..last; everything: the vault's too; agreed: two
         endpoints tell the same, where there are two. Raises EndpointsDisagree."""
-        c = self.profile.contracts
-        places = [c.swarm, c.court, c.payroll, *([c.vault] if everything else [])]
-        places += [] if c.chair == NOBODY else [c.chair]
-        view = partial(self._logs.within, first, last, topics, places)
+        view = partial(self._logs.within, first, last, topics, self._places(everything))
         if agreed:
             view = partial(self._witnesses.agreed, "read logs", LOGS, view, _as_told, patient=False)
         return await self._read("read logs", view)
+
+    async def newest_with_logs(
+        self, first: int, topics: Sequence[Any], *, everything: bool = False
+    ) -> tuple[Block, list[RawLog] | None]:
+        """The newest block, and as `logs` those from block `first` to it, by one request; None where they are to be
+        asked for by themselves. first: near the newest block."""
+        places = self._places(everything)
+
+        def read() -> tuple[Block, list[RawLog] | None]:
+            newest, found = at_once(
+                lambda: self._block("latest"), lambda: self._logs.up_to_newest(first, topics, places)
+            )
+            # One machine may answer, and another, which is a block ahead.
+            return newest, None if found is None else [one for one in found if one.block <= newest.number]
+
+        return await self._read("read a block", read)
+
+    def _places(self, everything: bool) -> list[Address]:
+        c = self.profile.contracts
+        places = [c.swarm, c.court, c.payroll, *([c.vault] if everything else [])]
+        return places + ([] if c.chair == NOBODY else [c.chair])
 
     def distrust_logs(self, why: str) -> ChainError:
         """The endpoint that tells logs does not tell them all: others are asked first. Returns the error to raise."""

@@ -49,6 +49,27 @@ async def mine(chain_rpc: Any) -> None:
         await trio.sleep(0.05)
 
 
+@pytest.mark.parametrize("batches", [True, False])
+async def test_where_each_look_finds_a_new_block_its_logs_come_along_with_it(
+    through: Any, meddler: Any, chain_rpc: Any, tmp_path: Path, batches: bool
+) -> None:
+    meddler.batches = batches
+    async with following(through, tmp_path / "f.sqlite", poll=0.2) as follower, trio.open_nursery() as nursery:
+        nursery.start_soon(mine, chain_rpc)
+        with trio.fail_after(60):
+            for _ in range(4):
+                await follower.looked.wait()
+            before, looks = meddler.posts, 6
+            for _ in range(looks):
+                await follower.looked.wait()
+            one_each = meddler.posts - before
+            await through.direct.join(through.pool, "elsewhere")
+            while not (isinstance(event := await follower.events.receive(), Joined) and event.contact == "elsewhere"):
+                pass
+        assert one_each <= looks + 1 if batches else one_each >= 2 * looks - 1
+        nursery.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize(("again", "all_told"), [(follower_module.AGAIN, True), (0, False)])
 async def test_events_are_not_lost_behind_machines_that_lag(
     through: Any,
