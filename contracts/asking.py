@@ -15,7 +15,7 @@ Send = Callable[[Sequence[Any]], Sequence[Any] | None]
 request."""
 
 
-class Later(BaseException):
+class AskedTogether(BaseException):
     """Within a question: it is asked together with others. No handler of errors may take it for one."""
 
 
@@ -53,12 +53,12 @@ _ROUND: ContextVar[_Round | None] = ContextVar("_ROUND", default=None)
 
 def came_along(send: Send, asked: Hashable) -> Any:
     """For who sends a question: the answer that came with those to others; None where it is to be sent by itself.
-    Raises Later while it is heard what is asked. send: a function that is equal each time."""
+    Raises AskedTogether while it is heard what is asked. send: a function that is equal each time."""
     if (now := _ROUND.get()) is None:
         return None
     if now.answers is None:
         now.wanted.setdefault(send, []).append(asked)
-        raise Later
+        raise AskedTogether
     waiting = now.answers.get((send, asked))
     return waiting.pop(0) if waiting else None
 
@@ -72,7 +72,7 @@ def at_once(*questions: Callable[[], Any]) -> list[Any]:
     with now.here():
         try:
             return _heard(questions)
-        except Later:
+        except AskedTogether:
             pass
         if now.send() or now.is_one:
             return [question() for question in questions]
@@ -81,13 +81,13 @@ def at_once(*questions: Callable[[], Any]) -> list[Any]:
 
 
 def _heard(questions: Sequence[Callable[[], Any]]) -> list[Any]:
-    """The answers, if nobody need be asked for them; else each question has said what it asks, and Later is raised."""
+    """The answers, if nobody need be asked for them. Raises AskedTogether once each question has said what it asks."""
     answers, late = list[Any](), False
     for question in questions:
         try:
             answers.append(question())
-        except Later:
+        except AskedTogether:
             late = True
     if late:
-        raise Later
+        raise AskedTogether
     return answers

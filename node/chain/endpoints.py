@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -169,7 +168,10 @@ class Endpoints:
             return told
         self._thread.unanswered = False
         causes: dict[str, Exception] = {}
-        ask = partial(self._post, payload=payload, method=method)
+
+        def ask(url: str) -> "RPCResponse":
+            return self._by_a_line(lambda line: line.post(url, payload, method))
+
         for place in self._order(method):
             if (answer := self._try(place, method, ask, causes)) is not None:
                 return answer
@@ -194,7 +196,11 @@ class Endpoints:
             return None
         methods = [method for _, method, _ in asked]
         bodies = (_BEGINS % at + body[len(_BEGINS % 1) :] for at, (_, _, body) in enumerate(asked, 1))
-        ask = partial(self._post_all, payload=b"[" + b",".join(bodies) + b"]", methods=methods)
+        payload = b"[" + b",".join(bodies) + b"]"
+
+        def ask(url: str) -> "list[RPCResponse | EndpointRefused]":
+            return self._by_a_line(lambda line: line.post_all(url, payload, methods))
+
         causes: dict[str, Exception] = {}
         self._thread.unanswered = False
         token = ONLY.set(asked[0][0])
@@ -281,7 +287,8 @@ class Endpoints:
         with self._alone(url):
             if self._is_verified(url):
                 return
-            answer = self._post(url, encoded("eth_chainId", []), "eth_chainId")
+            asked = encoded("eth_chainId", [])
+            answer = self._by_a_line(lambda line: line.post(url, asked, "eth_chainId"))
             found = int(answer.get("result", "0x0"), 16)
             # Before anything is believed or signed for: the same contract address may exist on another chain.
             if found != self._chain_id:
@@ -333,23 +340,14 @@ class Endpoints:
             self._current = (place + 1) % len(self._urls)
         _tell_of_change(self.url, causes)
 
-    def _post(self, url: str, payload: bytes, method: str) -> "RPCResponse":
-        with self._line() as line:
-            return line.post(url, payload, method)
-
-    def _post_all(self, url: str, payload: bytes, methods: Sequence[str]) -> "list[RPCResponse | EndpointRefused]":
-        with self._line() as line:
-            return line.post_all(url, payload, methods)
-
-    @contextmanager
-    def _line(self) -> Iterator["SerialConnection"]:
-        """One that nobody else uses."""
+    def _by_a_line(self, post: Callable[["SerialConnection"], T]) -> T:
+        """By one that nobody else uses."""
         with self._lock:
             # The one used last: its connection is the likeliest to be open still.
             line = self._idle.pop() if self._idle else None
         line = line or SerialConnection(self._timeout)
         try:
-            yield line
+            return post(line)
         finally:
             with self._lock:
                 self._idle.append(line)

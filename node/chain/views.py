@@ -13,6 +13,7 @@ import msgspec
 from contracts.asking import at_once
 from contracts.bindings import (
     NOBODY,
+    Addresses,
     CaseInfo,
     ChairInfo,
     MemberRecord,
@@ -164,7 +165,7 @@ class Views(Blocks):
     ) -> list[RawLog]:
         """Logs of all contracts but the vault's in blocks first..last; everything: the vault's too; agreed: two
         endpoints tell the same, where there are two. Raises EndpointsDisagree."""
-        view = partial(self._logs.within, first, last, topics, self._places(everything))
+        view = partial(self._logs.within, first, last, topics, _places(self.profile.contracts, everything))
         if agreed:
             view = partial(self._witnesses.agreed, "read logs", LOGS, view, _as_told, patient=False)
         return await self._read("read logs", view)
@@ -174,7 +175,7 @@ class Views(Blocks):
     ) -> tuple[Block, list[RawLog] | None]:
         """The newest block, and as `logs` those from block `first` to it, by one request; None where they are to be
         asked for by themselves. first: near the newest block."""
-        places = self._places(everything)
+        places = _places(self.profile.contracts, everything)
 
         def read() -> tuple[Block, list[RawLog] | None]:
             newest, found = at_once(
@@ -185,16 +186,17 @@ class Views(Blocks):
 
         return await self._read("read a block", read)
 
-    def _places(self, everything: bool) -> list[Address]:
-        c = self.profile.contracts
-        places = [c.swarm, c.court, c.payroll, *([c.vault] if everything else [])]
-        return places + ([] if c.chair == NOBODY else [c.chair])
-
     def distrust_logs(self, why: str) -> ChainError:
         """The endpoint that tells logs does not tell them all: others are asked first. Returns the error to raise."""
         place = self._provider.endpoints.pass_over(LOGS)
         remedy = "name an endpoint with all logs in rpc_urls of the network profile; an archive of states is not needed"
         return RpcRefused("tell all logs", f"{place}: {why}", remedy)
+
+
+def _places(contracts: Addresses, everything: bool) -> list[Address]:
+    """Of the contracts whose logs are read; the vault's too if everything is."""
+    places = [contracts.swarm, contracts.court, contracts.payroll, *([contracts.vault] if everything else [])]
+    return places + ([] if contracts.chair == NOBODY else [contracts.chair])
 
 
 def _as_told(logs: Sequence[RawLog]) -> list[RawLog]:

@@ -67,9 +67,15 @@ class OwnWorks:
         self.done = WorkDone({}, Counter(), 0)
 
     async def count(self) -> None:
-        self.done = await self._journal.do(self._done)
+        self.done = await self._journal.do(self._read)
 
-    def _done(self) -> WorkDone:
+    async def made(self, policy_root: bytes) -> int:
+        """Files that this node committed to for a policy; what was done is counted with them."""
+        said = self._journal.count_said
+        made, self.done = await self._journal.do(lambda: (said("commitment", policy_root), self._read()))
+        return made
+
+    def _read(self) -> WorkDone:
         return self._journal.files.work_done(self._context.run.root)
 
     async def repeat(self) -> None:
@@ -120,6 +126,6 @@ class OwnWorks:
             if reasons:
                 self._journal.files.note_reasons(root, ", ".join(reasons))
             self._journal.files.judge_file(root, "accepted" if accepted else "rejected")
-            return self._done()
+            return self._read()
 
         self.done = await self._journal.do(note)

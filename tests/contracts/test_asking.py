@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from contracts.asking import Later, at_once, came_along
+from contracts.asking import AskedTogether, at_once, came_along
 
 
 class Sender:
@@ -71,4 +71,4 @@ def test_an_error_of_a_question_ends_nothing_but_the_round() -> None:
     with pytest.raises(ZeroDivisionError):
         at_once(lambda: 1 // (sender.ask(1) - 2), lambda: sender.ask(2))
     assert sender.ask(3) == 6, "what is asked afterwards waits for nobody"
-    assert not issubclass(Later, Exception), "no handler of errors takes it for one"
+    assert not issubclass(AskedTogether, Exception), "no handler of errors takes it for one"
