@@ -194,26 +194,23 @@ class Endpoints:
         endpoint, and others are asked. asked: of each the one endpoint, if it is for one only, its method and body."""
         if len({only for only, _, _ in asked}) > 1:
             return None
-        methods = [method for _, method, _ in asked]
-        bodies = (_BEGINS % at + body[len(_BEGINS % 1) :] for at, (_, _, body) in enumerate(asked, 1))
-        payload = b"[" + b",".join(bodies) + b"]"
-
-        def ask(url: str) -> "list[RPCResponse | EndpointRefused]":
-            return self._by_a_line(lambda line: line.post_all(url, payload, methods))
-
         causes: dict[str, Exception] = {}
         self._thread.unanswered = False
         token = ONLY.set(asked[0][0])
         try:
             for place in self._order(""):
+                url, now = self._urls[place], time.monotonic()
                 with self._lock:
-                    rests = self._marks.rests(self._urls[place], TOGETHER, time.monotonic())
-                if rests:
+                    # What this one does not do well is asked of others.
+                    rests = {one: self._marks.rests(url, one, now) for one in (TOGETHER, *(each[1] for each in asked))}
+                fit = [at for at, (_, method, _) in enumerate(asked) if not rests[method]]
+                if rests[TOGETHER] or len(fit) < 2:
                     return None
+                ask = _joined([asked[at] for at in fit], self._by_a_line)
                 if (told := self._try(place, TOGETHER, ask, causes)) is not None:
-                    alone = (isinstance(one, EndpointRefused) and one.kind not in CALLERS for one in told)
-                    return [None if by_itself else one for one, by_itself in zip(told, alone, strict=True)]
-                if isinstance(causes[self._urls[place]], EndpointRefused):
+                    mine = {at: one for at, one in zip(fit, told, strict=True) if not _says_of_endpoint(one)}
+                    return [mine.get(at) for at in range(len(asked))]
+                if isinstance(causes[url], EndpointRefused):
                     return None
         finally:
             ONLY.reset(token)
@@ -455,6 +452,21 @@ class SerialConnection:
             return work(data, min(timeout, left))
 
         return limited
+
+
+def _joined(
+    asked: Sequence[tuple[int | None, str, bytes]], by_a_line: Callable[[Callable[["SerialConnection"], Any]], Any]
+) -> Callable[[str], "list[RPCResponse | EndpointRefused]"]:
+    """Asks an endpoint several questions, numbered from 1 on."""
+    methods = [method for _, method, _ in asked]
+    bodies = (_BEGINS % at + body[len(_BEGINS % 1) :] for at, (_, _, body) in enumerate(asked, 1))
+    payload = b"[" + b",".join(bodies) + b"]"
+    return lambda url: by_a_line(lambda line: line.post_all(url, payload, methods))
+
+
+def _says_of_endpoint(told: Any) -> bool:
+    """Whether it is a refusal that is not the asker's business."""
+    return isinstance(told, EndpointRefused) and told.kind not in CALLERS
 
 
 def _named(refusal: EndpointRefused, url: str, status: int) -> EndpointRefused:
