@@ -44,7 +44,7 @@ from node.chain.faucet import DevnetFaucet
 from node.chain.follower import EventFollower
 from node.chain.http import certificates
 from node.chain.profile import NetworkProfile, read_profile, write_profile
-from node.chain.rpc import FallbackProvider
+from node.chain.rpc import Eth
 from node.chain.setup import prepare_participant
 from node.member import Participant, open_member
 from node.network.host import Libp2pNetwork
@@ -317,13 +317,14 @@ class Newcomer:
 
 
 def _count_calls(told: Told) -> None:
-    ask = FallbackProvider.make_request
+    ask = Eth.ask
 
-    def counted(self: Any, method: Any, params: Any) -> Any:
-        told.calls += 1
-        return ask(self, method, params)
+    def counted(self: Any, method: str, *params: Any) -> Any:
+        found = ask(self, method, *params)
+        told.calls += 1  # once it is answered: what is asked together is heard twice
+        return found
 
-    FallbackProvider.make_request = counted  # type: ignore[method-assign]
+    Eth.ask = counted  # type: ignore[method-assign]
 
 
 # all of it

@@ -172,8 +172,8 @@ class Chain:
 
     # writes
 
-    async def send(self, kind: str, call: Any, key: NodeKey) -> None:
-        """As a daemon does: tried first, and mined at this second. Raises ChainError."""
+    async def send(self, kind: str, call: Any, key: NodeKey) -> tuple[ChainEvent, ...]:
+        """As a daemon does: tried first, and mined at this second; what the contracts told. Raises ChainError."""
         await trio.lowlevel.checkpoint()
         self.settle(1)
         web3, sender = self.bench.web3, Web3.to_checksum_address(key.address)
@@ -194,12 +194,13 @@ class Chain:
             raise RuntimeError(f"{kind} reverted")
         self._read()
         self.sent.append((trio.current_time(), kind, int(receipt["gasUsed"])))
-        self.hear(receipt)
+        return self.hear(receipt)
 
-    def hear(self, receipt: Any) -> None:
+    def hear(self, receipt: Any) -> tuple[ChainEvent, ...]:
         """Everybody follows the events, at once."""
-        parsed = (parse_log(raw_log(entry), self.contracts.addresses) for entry in receipt["logs"])
-        for event in (one for one in parsed if one is not None):
+        parsed = [parse_log(raw_log(entry), self.contracts.addresses) for entry in receipt["logs"]]
+        events = tuple(one for one in parsed if one is not None)
+        for event in events:
             self.told.append(event)
             if isinstance(event, EarningsPosted):
                 self._counts_at = event.counts_at
@@ -209,12 +210,14 @@ class Chain:
                 self._of_nodes = {key: value for key, value in self._of_nodes.items() if key[1] != event.node}
             for listener in [*(ledger.apply for ledger in self.ledgers), *self.listeners]:
                 listener(event)
+        return events
 
     async def post_earnings(self, earnings: Earnings, signatures: list[bytes]) -> None:
         await self.send("table", self.contracts.post_earnings(earnings, signatures), next(iter(self.keys.values())))
 
-    async def claim(self, pool: int, node: Address, units: int, proof: Any, patience: Any = None) -> None:
-        await self.send("claim", self.contracts.claim(pool, node, units, proof), self.keys[node])
+    async def claim(self, pool: int, node: Address, units: int, proof: Any, patience: Any = None) -> Any:
+        claim = self.contracts.claim(pool, node, units, proof)
+        return SimpleNamespace(events=await self.send("claim", claim, self.keys[node]))
 
     def follow(self, ledger: Any) -> None:
         for event in self.told:

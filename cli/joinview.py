@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cli.output import SCHEMA_VERSION, clean, duration
+from node.changes import about
 
 if TYPE_CHECKING:
     from node.progress import Event, Phase, ProgressRecord
@@ -107,7 +108,7 @@ class _View:
         try:
             while True:
                 self.look(progress)
-                await trio.sleep(self._every)
+                await trio.sleep_until(about(self._every))
         finally:
             self.look(progress)
             self._screen.close()

@@ -1038,9 +1038,9 @@ class Contracts:
         "chair": "Chair",
     }
 
-    def __init__(self, web3: Any, addresses: Addresses) -> None:
-        """web3: a Web3; for views, whatever has its `eth.call`."""
-        self.web3 = web3
+    def __init__(self, web3: Any, addresses: Addresses, eth: Any = None) -> None:
+        """web3: a Web3; for views, whatever has its `eth.call`. eth: has that, and `get_code`, with less ado."""
+        self.web3, self.eth = web3, eth or web3.eth
         self.addresses = addresses
 
     def places(self) -> dict[str, Address]:
@@ -1049,7 +1049,7 @@ class Contracts:
         return {slot: getattr(self.addresses, slot) for slot in slots}
 
     def code(self, address: Address) -> bytes:
-        return bytes(self.web3.eth.get_code(_hex(address)))
+        return bytes(self.eth.get_code(_hex(address)))
 
     def write(self, slot: str, name: str, *given: Any) -> TransactionCall:
         return write(getattr(self.addresses, slot), self.SLOTS[slot], name, *given)
@@ -1058,7 +1058,7 @@ class Contracts:
         """What a view answers: one value, or a list of them. Without web3's own forms, which take longer than the
         question: daemons ask some each second."""
         form, data = function_forms(self.SLOTS[slot])[view], _called(self.SLOTS[slot], view, given)
-        answer = bytes(self.web3.eth.call({"to": _hex(getattr(self.addresses, slot)), "data": "0x" + data.hex()}))
+        answer = bytes(self.eth.call({"to": _hex(getattr(self.addresses, slot)), "data": "0x" + data.hex()}))
         try:
             found = abi_decode([_abi_type(part, "bytes") for part in form.outputs], answer)
         except ValueError as error:

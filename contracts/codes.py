@@ -128,12 +128,12 @@ def _expected(slot: str) -> tuple[int, bytes]:
 def look(contracts: Contracts) -> Found:
     """In one question. Raises ValueError."""
     places = contracts.places()
-    return told(places, bytes(contracts.web3.eth.call({"data": "0x" + program(places).hex()})))
+    return told(places, bytes(contracts.eth.call({"data": "0x" + program(places).hex()})))
 
 
 def questions(contracts: Contracts) -> list[Callable[[], bytes]]:
     """The same for an endpoint that runs no program: each code, then each tie."""
-    places, ask = contracts.places(), contracts.web3.eth.call
+    places, ask = contracts.places(), contracts.eth.call
     ties = [partial(ask, {"to": places[slot], "data": "0x" + _selector(other).hex()}) for slot, other in _ties(places)]
     return [*(partial(contracts.code, address) for address in places.values()), *ties]
 

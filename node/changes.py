@@ -11,6 +11,14 @@ from inspect import isawaitable
 import trio
 
 
+def about(seconds: float) -> float:
+    """trio's time in so many seconds, give or take a quarter of one where they are one or more. Waits of one process
+    end together so: each that ends by itself is a turn of the loop, which costs more than most do in it. Processes
+    have clocks of their own, so nothing ends everywhere at once."""
+    until, grid = trio.current_time() + max(seconds, 0.0), 0.5
+    return until if seconds < 2 * grid or until == math.inf else round(until / grid) * grid
+
+
 class Changes:
     """Of one thing, or of several that are waited for together."""
 
@@ -49,20 +57,20 @@ class Bell:
         self._rang.set()
 
     async def wait(self, seconds: float = math.inf) -> None:
-        """Until it rings, or so many seconds have passed."""
-        with trio.move_on_after(max(seconds, 0.0)):
+        """Until it rings, or `about` so many seconds have passed."""
+        with trio.move_on_at(about(seconds)):
             await self._rang.wait()
         self._rang = trio.Event()
 
 
 async def every(seconds: float | Callable[[], float], do: Callable[[], object], *, at_once: bool = True) -> None:
-    """Do it now, or once the seconds have passed, and again so many seconds after it was done, until cancelled.
+    """Do it now, or once the seconds have passed, and again `about` so many after it was done, until cancelled.
     do: awaited where it returns something to wait for."""
     while True:
         if at_once and isawaitable(done := do()):
             await done
         at_once = True
-        await trio.sleep(seconds() if callable(seconds) else seconds)
+        await trio.sleep_until(about(seconds() if callable(seconds) else seconds))
 
 
 async def side_by_side(*stories: Callable[[], Awaitable[object]]) -> None:

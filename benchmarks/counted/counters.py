@@ -24,8 +24,6 @@ from typing import Any
 FOLDER = "COUNTED_IN"
 """The environment variable that names where the files go; without it nothing is counted."""
 SLOT, NUMBER, SLOTS = struct.Struct("<88sq"), struct.Struct("<q"), 2048
-LOOKS = 64
-"""Turns of the loop between two looks at how many modules are loaded."""
 
 
 class Counters:
@@ -132,9 +130,12 @@ class Loop:
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
+        self._tells_at = 0.0
         self.thread = 0
         self._woken = self._began = 0
-        self._turns = 0
+        self._turns, self._busy = 0, 0
+        self._tasks: dict[CodeType | None, list[int]] = {}
+        """Of each kind of task, by its code: nanoseconds and turns that are not told yet."""
 
     def before_run(self) -> None:
         self.thread, self._woken = threading.get_ident(), time.thread_time_ns()
@@ -143,23 +144,39 @@ class Loop:
         self.thread = 0
 
     def before_io_wait(self, timeout: float) -> None:
-        self._counters.add("loop us", (time.thread_time_ns() - self._woken) // 1000)
+        self._busy += time.thread_time_ns() - self._woken
+        if time.monotonic() >= self._tells_at:
+            self._tell()
 
     def after_io_wait(self, timeout: float) -> None:
         self._woken = time.thread_time_ns()
-        self._counters.add("turns")
         self._turns += 1
-        if self._turns % LOOKS == 1:
-            self._counters.put("modules", len(sys.modules))
+
+    def _tell(self) -> None:
+        """Now and then: to do it each time was half of what counting took."""
+        every = 0.5  # seconds
+        self._tells_at = time.monotonic() + every
+        self._counters.add("loop us", self._busy // 1000)
+        self._counters.add("turns", self._turns)
+        self._counters.put("modules", len(sys.modules))
+        self._busy = self._turns = 0
+        for code, spent in self._tasks.items():
+            if spent[1]:
+                name = kind_of(code) if code is not None else "?"
+                self._counters.add(f"task {name}", spent[0] // 1000)
+                self._counters.add(f"woke {name}", spent[1])
+                spent[:] = 0, 0
 
     def before_task_step(self, task: Any) -> None:
         self._began = time.thread_time_ns()
 
     def after_task_step(self, task: Any) -> None:
         code = getattr(task.coro, "cr_code", None)
-        name = kind_of(code) if code is not None else "?"
-        self._counters.add(f"task {name}", (time.thread_time_ns() - self._began) // 1000)
-        self._counters.add(f"woke {name}")
+        spent = self._tasks.get(code)
+        if spent is None:
+            spent = self._tasks[code] = [0, 0]
+        spent[0] += time.thread_time_ns() - self._began
+        spent[1] += 1
 
 
 class Patches(importlib.abc.MetaPathFinder):
@@ -172,7 +189,7 @@ class Patches(importlib.abc.MetaPathFinder):
             "protocol.rollout": self._rollout,
             "node.network.requests": lambda module: self._called(module.Requests, "ask", "requests"),
             "node.chain.connection": lambda module: self._called(module.Connection, "_guarded", "asked"),
-            "node.chain.endpoints": lambda module: self._called(module.SerialConnection, "post", "questions"),
+            "node.chain.endpoints": self._endpoints,
         }
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
@@ -197,12 +214,19 @@ class Patches(importlib.abc.MetaPathFinder):
         def call(*args: Any, **named: Any) -> Any:
             self._counters.add(counted)
             if counted == "questions":
-                self._counters.add(f"question {args[3]}")
+                one = isinstance(args[3], str)
+                self._counters.add(f"question {args[3] if one else f'{len(args[3])} in one'}")
+                for method in [] if one else args[3]:
+                    self._counters.add(f"in one {method}")
             if counted == "asked":  # without whom it is about
                 self._counters.add(f"asked {args[1].partition(' 0x')[0]}"[:80])
             return original(*args, **named)
 
         setattr(owner, name, call)
+
+    def _endpoints(self, module: Any) -> None:
+        for name in ("post", "post_all"):
+            self._called(module.SerialConnection, name, "questions")
 
     def _rollout(self, module: Any) -> None:
         self._called(module, "decode", "files read")

@@ -106,7 +106,7 @@ def _ask(profile: "NetworkProfile") -> Quote:
         older = await chain.block(max(newest.number - 100, 0))  # over which the chain's pace is measured
         pace = (newest.timestamp - older.timestamp) / max(newest.number - older.number, 1)
         sample = TransactionCall(profile.contracts.swarm, bytes(range(1, 251)) * 4)
-        data = await chain.ask("ask for the fee for data", lambda contracts: l1_fee(contracts.web3, sample))
+        data = await chain.ask("ask for the fee for data", lambda contracts: l1_fee(contracts.eth, sample))
         share = data / len(sample.data) if profile.l1_fees else 0.0
         return Quote(await chain.gas_price(), share, max(pace, 0.1))
 

@@ -117,12 +117,15 @@ def adopt_partial(source: Path, final: Path, info: BlobInfo) -> None:
     info_path(source).unlink(missing_ok=True)
 
 
-def adopt_copy(source: Path, temporary: Path, folder: Path) -> BlobInfo:
-    """A copy of a file as a blob, which is described of the copy: the source may change."""
+def adopt_copy(source: Path, temporary: Path, folder: Path) -> tuple[BlobInfo, bytes | None]:
+    """A copy of a file as a blob, which is described of the copy, as the source may change; with its bytes, if they are
+    few: others ask for them at once."""
     copy(source, temporary)
     info = describe_file(temporary)
+    with disk_errors():
+        data = temporary.read_bytes() if info.size <= SMALL else None
     adopt(temporary, folder / info.root.hex(), info, synced=True)
-    return info
+    return info, data
 
 
 def adopt_bytes(data: memoryview, temporary: Path, final: Path, info: BlobInfo) -> bool:

@@ -133,12 +133,14 @@ class BlobStore:
             # A move on one disk is a new name and takes no room: an image is as large as all else in the store.
             on_disk = files.on_one_disk(source, self.directory)
             return await self._take_in(info, shutil.move, source, on_disk=on_disk, synced=synced)
-        size = await self._in_thread(os.path.getsize, source)
+        size = source.stat().st_size  # noqa: ASYNC240 - of a file that was just written
         with self.room.arriving(b"", size) as temporary:
-            info = await self._in_thread(files.adopt_copy, source, temporary, self._complete)
+            info, data = await self._in_thread(files.adopt_copy, source, temporary, self._complete)
             self.proof.unproven.discard(info.root)
             self.room.complete[info.root] = info.size
             self._wrote(size)
+        if data is not None:
+            self._remember(info, data)
         return info
 
     async def _take_in(

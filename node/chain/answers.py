@@ -5,6 +5,7 @@ process ends, since a library that we use lifts Python's own limit.
 """
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -100,19 +101,43 @@ class _Envelope(msgspec.Struct):
 
     result: msgspec.Raw | UnsetType = UNSET
     error: dict[str, Any] | str | None = None
+    id: Any = None
 
 
 def parse_answer(method: str, body: bytes, status: int = 200) -> "RPCResponse":
     """An endpoint's whole answer to a request for `method`, with a result. status: of HTTP. Raises Refused where it
     answers with an error, and BadAnswer."""
+    return _answer(method, _decoded(body, _Envelope), status)
+
+
+def parse_answers(methods: Sequence[str], body: bytes, status: int = 200) -> "list[RPCResponse | EndpointRefused]":
+    """The answers to questions that were one request and have the numbers from 1 on, in their order. Raises BadAnswer,
+    also where one of them has none."""
+    rows = _decoded(body, list[_Envelope])
+    envelopes = {one.id if isinstance(one.id, int) else -1: one for one in rows}
+    if len(rows) != len(methods) or envelopes.keys() != set(range(1, len(methods) + 1)):
+        raise BadAnswer("without an answer to each question")
+    told: list[RPCResponse | EndpointRefused] = []
+    for number, method in enumerate(methods, 1):
+        try:
+            told.append(_answer(method, envelopes[number], status))
+        except EndpointRefused as refusal:
+            told.append(refusal)
+    return told
+
+
+def _decoded(body: bytes, kind: Any) -> Any:
     if not _is_flat(body):
         raise BadAnswer(f"with more than {MAX_NESTING} brackets inside each other")
     try:
-        envelope = msgspec.json.decode(body, type=_Envelope)
+        return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise BadAnswer(f"without a JSON-RPC answer: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadAnswer("without JSON") from error
+
+
+def _answer(method: str, envelope: _Envelope, status: int) -> "RPCResponse":
     if envelope.error is not None:
         raise _refused(method, envelope.error, status)
     if envelope.result is UNSET:

@@ -2,12 +2,11 @@
 
 import msgspec
 from web3.exceptions import BlockNotFound
-from web3.types import RPCEndpoint
 
 from node.chain.connection import Connection
 from node.chain.refusals import EndpointRefused, RefusalKind
 
-GET_BLOCK = RPCEndpoint("eth_getBlockByNumber")
+GET_BLOCK = "eth_getBlockByNumber"
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -28,10 +27,7 @@ class Blocks(Connection):
         return await self._read("read a block", lambda: self._block("latest" if number is None else hex(number)))
 
     def _block(self, which: str) -> Block:
-        """Past web3's own formatters, as logs are: every node asks for a block each second."""
-        found = self._web3.manager.request_blocking(GET_BLOCK, [which, False])
-        if found is None:
-            raise BlockNotFound(f"Block with id: {which!r} not found.")
+        found = self._eth.get_block(which)
         parent = bytes.fromhex(found.get("parentHash", "0x")[2:])
         return Block(int(found["number"], 16), bytes.fromhex(found["hash"][2:]), int(found["timestamp"], 16), parent)
 

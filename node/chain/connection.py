@@ -22,7 +22,7 @@ from node.chain.errors import ChainError, NotDeployed, OtherContracts, RpcUnreac
 from node.chain.outbox import Outbox
 from node.chain.profile import NetworkProfile
 from node.chain.refusals import CALL
-from node.chain.rpc import EXPECTED, FallbackProvider
+from node.chain.rpc import EXPECTED, Eth, FallbackProvider
 from node.chain.sender import Recovered, Sender, SendLimits
 from node.chain.simulate import SimulatedStep, Simulation, simulate
 from node.chain.witnesses import EndpointRecord, Witnesses
@@ -72,7 +72,8 @@ class Connection:
         self._provider = FallbackProvider(profile.rpc_urls, profile.chain_id, timeout)
         self._witnesses = Witnesses(self._provider.endpoints)
         self._web3 = Web3(self._provider, middleware=[AttributeDictMiddleware])
-        self._contracts = Contracts(self._web3, profile.contracts)
+        self._eth = Eth(self._provider.endpoints)
+        self._contracts = Contracts(self._web3, profile.contracts, self._eth)
         self._limiter = trio.CapacityLimiter(8)
         self._deadline = timeout * len(profile.rpc_urls) * 4
         # By chain and contract: what was left for another deployment is not sent to this one.
@@ -82,7 +83,7 @@ class Connection:
         self.astray: tuple[str, ...] = ()
         """Contracts that have other code than this program's, once they were looked at."""
         self._sender = Sender(
-            self._web3,
+            self._eth,
             profile.chain_id,
             self._outbox,
             self._thread,
@@ -133,7 +134,7 @@ class Connection:
 
     async def simulate(self, steps: Sequence[SimulatedStep], sender: Address) -> Simulation:
         """What the steps would cost, one after the other; raises what they would revert with."""
-        work = partial(simulate, self._web3, steps, sender, l1_fees=self.profile.l1_fees)
+        work = partial(simulate, self._eth, steps, sender, l1_fees=self.profile.l1_fees)
         return await self._read(steps[0].action, work)
 
     async def execute(self, step: SimulatedStep, key: NodeKey) -> Receipt:
@@ -223,11 +224,11 @@ class Connection:
     def _receipt(self, receipt: Any) -> Receipt:
         parsed = (parse_log(raw_log(entry), self.profile.contracts) for entry in receipt["logs"])
         return Receipt(
-            transaction="0x" + bytes(receipt["transactionHash"]).hex(),
-            block=int(receipt["blockNumber"]),
-            gas_used=int(receipt["gasUsed"]),
+            transaction="0x" + receipt["transactionHash"].hex(),
+            block=receipt["blockNumber"],
+            gas_used=receipt["gasUsed"],
             events=tuple(event for event in parsed if event is not None),
-            cost=int(receipt["gasUsed"]) * int(receipt.get("effectiveGasPrice", 0)) + _l1_part(receipt),
+            cost=receipt["gasUsed"] * receipt.get("effectiveGasPrice", 0) + _l1_part(receipt),
             contract=parse_address(receipt["contractAddress"]) if receipt.get("contractAddress") else None,
         )
 

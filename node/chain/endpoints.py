@@ -20,10 +20,20 @@ from urllib.parse import urlsplit
 import httpx
 import structlog
 
-from node.chain.answers import BadAnswer, parse_answer
+from contracts.asking import came_along
+from node.chain.answers import BadAnswer, parse_answer, parse_answers
 from node.chain.errors import RpcUnreachable, WrongChain, scrubbed, shown, translate
 from node.chain.http import EnvironmentUnusable, client_for
-from node.chain.refusals import CALLERS, MAYBE_HEARD, OF_THE_QUESTION, STATUSES, EndpointRefused, Marks, RefusalKind
+from node.chain.refusals import (
+    CALLERS,
+    MAYBE_HEARD,
+    OF_THE_QUESTION,
+    SEND,
+    STATUSES,
+    EndpointRefused,
+    Marks,
+    RefusalKind,
+)
 from node.deadline import within
 
 if TYPE_CHECKING:
@@ -41,7 +51,12 @@ T = TypeVar("T")
 
 def encoded(method: str, params: Any) -> bytes:
     """The body of one request."""
-    return json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
+    return _BEGINS % 1 + json.dumps({"method": method, "params": params}).encode()[1:]
+
+
+_BEGINS = b'{"jsonrpc": "2.0", "id": %d, '
+TOGETHER = "several questions at once"
+"""As a method that an endpoint may not have."""
 
 
 class EndpointFailed(Exception):
@@ -145,11 +160,20 @@ class Endpoints:
             line.close()
 
     def request(self, method: str, payload: bytes) -> "RPCResponse":
-        """The answer to a whole request, which has a result."""
+        """The answer to a whole request, which has a result. payload: of `encoded`."""
+        # What is sent to change something is no question: it is never heard twice.
+        if method != SEND and (told := came_along(self.together, (ONLY.get(), method, payload))) is not None:
+            if isinstance(told, EndpointRefused):
+                raise told
+            return told
         self._thread.unanswered = False
         causes: dict[str, Exception] = {}
+
+        def ask(url: str) -> "RPCResponse":
+            return self._by_a_line(lambda line: line.post(url, payload, method))
+
         for place in self._order(method):
-            if (answer := self._try(place, method, payload, causes)) is not None:
+            if (answer := self._try(place, method, ask, causes)) is not None:
                 return answer
         # Quotas are of seconds mostly: who has no other endpoint would fail at each of them.
         # Seconds of a rest that a request waits out at an endpoint that was asked too often, which are the two least
@@ -158,9 +182,38 @@ class Endpoints:
             found = self._soonest(causes)
             if found is None or found[1] > 4.5 or self._ended.wait(found[1]):
                 break
-            place = found[0]
-            if (answer := self._try(place, method, payload, causes)) is not None:
+            if (answer := self._try(found[0], method, ask, causes)) is not None:
                 return answer
+        raise _worst(causes)
+
+    def together(
+        self, asked: Sequence[tuple[int | None, str, bytes]]
+    ) -> "list[RPCResponse | EndpointRefused | None] | None":
+        """The answers to several questions as one request to one endpoint; None where that takes one at a time, or they
+        are for different ones. A question without its answer is asked by itself: then it is known what that says of the
+        endpoint, and others are asked. asked: of each the one endpoint, if it is for one only, its method and body."""
+        if len({only for only, _, _ in asked}) > 1:
+            return None
+        causes: dict[str, Exception] = {}
+        self._thread.unanswered = False
+        token = ONLY.set(asked[0][0])
+        try:
+            for place in self._order(""):
+                url, now = self._urls[place], time.monotonic()
+                with self._lock:
+                    # What this one does not do well is asked of others.
+                    rests = {one: self._marks.rests(url, one, now) for one in (TOGETHER, *(each[1] for each in asked))}
+                fit = [at for at, (_, method, _) in enumerate(asked) if not rests[method]]
+                if rests[TOGETHER] or len(fit) < 2:
+                    return None
+                ask = _joined([asked[at] for at in fit], self._by_a_line)
+                if (told := self._try(place, TOGETHER, ask, causes)) is not None:
+                    mine = {at: one for at, one in zip(fit, told, strict=True) if not _says_of_endpoint(one)}
+                    return [mine.get(at) for at in range(len(asked))]
+                if isinstance(causes[url], EndpointRefused):
+                    return None
+        finally:
+            ONLY.reset(token)
         raise _worst(causes)
 
     def _order(self, method: str) -> list[int]:
@@ -188,13 +241,13 @@ class Endpoints:
         pause, place = min(rests, default=(0.0, -1))
         return None if place < 0 else (place, pause)
 
-    def _try(self, place: int, method: str, payload: bytes, causes: dict[str, Exception]) -> "RPCResponse | None":
-        """One endpoint's answer; None, and why in `causes`, where the next is to be asked. Raises Refused."""
+    def _try(self, place: int, method: str, ask: Callable[[str], T], causes: dict[str, Exception]) -> T | None:
+        """What one endpoint answers; None, and why in `causes`, where the next is to be asked. Raises Refused."""
         url, sent = self._urls[place], False
         try:
             self._verify(url)
             sent = True
-            answer = self._post(url, payload, method)
+            answer = ask(url)
         except EndpointRefused as refusal:
             if refusal.kind in CALLERS:
                 self._stick(place, causes)
@@ -231,7 +284,8 @@ class Endpoints:
         with self._alone(url):
             if self._is_verified(url):
                 return
-            answer = self._post(url, encoded("eth_chainId", []), "eth_chainId")
+            asked = encoded("eth_chainId", [])
+            answer = self._by_a_line(lambda line: line.post(url, asked, "eth_chainId"))
             found = int(answer.get("result", "0x0"), 16)
             # Before anything is believed or signed for: the same contract address may exist on another chain.
             if found != self._chain_id:
@@ -283,19 +337,14 @@ class Endpoints:
             self._current = (place + 1) % len(self._urls)
         _tell_of_change(self.url, causes)
 
-    def _post(self, url: str, payload: bytes, method: str) -> "RPCResponse":
-        with self._line() as line:
-            return line.post(url, payload, method)
-
-    @contextmanager
-    def _line(self) -> Iterator["SerialConnection"]:
-        """One that nobody else uses."""
+    def _by_a_line(self, post: Callable[["SerialConnection"], T]) -> T:
+        """By one that nobody else uses."""
         with self._lock:
             # The one used last: its connection is the likeliest to be open still.
             line = self._idle.pop() if self._idle else None
         line = line or SerialConnection(self._timeout)
         try:
-            yield line
+            return post(line)
         finally:
             with self._lock:
                 self._idle.append(line)
@@ -348,11 +397,21 @@ class SerialConnection:
                 raise EndpointRefused(STATUSES[status], method, f"HTTP {status}", shown(url)) from error
             raise EndpointFailed(scrubbed(f"HTTP {status} {error}", url)) from error
         except EndpointRefused as refusal:
-            words = scrubbed(refusal.words or f"HTTP {status}", url)
-            raise EndpointRefused(refusal.kind, method, words, shown(url), refusal.data, refusal.code) from None
+            raise _named(refusal, url, status) from None
         if status in STATUSES or status >= 500:
             raise EndpointRefused(STATUSES.get(status, RefusalKind.BROKEN), method, f"HTTP {status}", shown(url))
         return answer
+
+    def post_all(self, url: str, payload: bytes, methods: Sequence[str]) -> "list[RPCResponse | EndpointRefused]":
+        """The answers to several questions that are one request. Raises EndpointFailed, and Refused where it does not
+        answer each."""
+        status, body = self._post(url, payload)
+        try:
+            told = parse_answers(methods, body, status)
+        except BadAnswer as error:
+            words = scrubbed(f"HTTP {status} {error}", url)
+            raise EndpointRefused(RefusalKind.UNSUPPORTED, TOGETHER, words, shown(url)) from error
+        return [_named(one, url, status) if isinstance(one, EndpointRefused) else one for one in told]
 
     def _post(self, url: str, payload: bytes) -> tuple[int, bytes]:
         until = time.monotonic() + self._longest
@@ -393,6 +452,27 @@ class SerialConnection:
             return work(data, min(timeout, left))
 
         return limited
+
+
+def _joined(
+    asked: Sequence[tuple[int | None, str, bytes]], by_a_line: Callable[[Callable[["SerialConnection"], Any]], Any]
+) -> Callable[[str], "list[RPCResponse | EndpointRefused]"]:
+    """Asks an endpoint several questions, numbered from 1 on."""
+    methods = [method for _, method, _ in asked]
+    bodies = (_BEGINS % at + body[len(_BEGINS % 1) :] for at, (_, _, body) in enumerate(asked, 1))
+    payload = b"[" + b",".join(bodies) + b"]"
+    return lambda url: by_a_line(lambda line: line.post_all(url, payload, methods))
+
+
+def _says_of_endpoint(told: Any) -> bool:
+    """Whether it is a refusal that is not the asker's business."""
+    return isinstance(told, EndpointRefused) and told.kind not in CALLERS
+
+
+def _named(refusal: EndpointRefused, url: str, status: int) -> EndpointRefused:
+    """With who refuses."""
+    words = scrubbed(refusal.words or f"HTTP {status}", url)
+    return EndpointRefused(refusal.kind, refusal.method, words, shown(url), refusal.data, refusal.code)
 
 
 def _worst(causes: Mapping[str, Exception]) -> Exception:

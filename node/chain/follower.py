@@ -7,7 +7,8 @@ An endpoint whose newest block is older than what was read, with the same hashes
 Behind one address stand several machines, and one that lags answers a question for logs with nothing, as if nothing
 had happened. So each look near the newest block asks for the last blocks again, in the same question, and tells what
 it has not told. The same answer shows whether what was told still stands. So a look takes two questions: for the newest
-block, and for logs if that is another one than before. Blocks that were passed over between two looks are asked for
+block, and for logs if that is another one than before. Where each look finds a new block they are one request. Blocks
+that were passed over between two looks are asked for
 only where a log is missing, where the chain goes back, or once in AGAIN / 2 blocks.
 """
 
@@ -26,6 +27,7 @@ from node.chain.blocks import Block
 from node.chain.client import ChainClient
 from node.chain.errors import ChainError, shown
 from node.chain.witnesses import EndpointRecord, is_future
+from node.changes import about
 from node.state.tables import SchemaForm, open_table, refused, resealed, sealed
 from protocol.errors import IntellectError
 
@@ -194,6 +196,10 @@ class EventFollower:
         self._seconded = client.profile.deployed_block - 1
         """The last block up to which two endpoints have told the same logs."""
         self._look_back_at = time.monotonic() + self._look_back_every
+        self._news = 0
+        """Looks in a row that found a new block."""
+        self._ahead: tuple[int, bytes, list[RawLog]] | None = None
+        """The logs that came with the newest block: from which block on, and its hash."""
         self._done: bytes | None = None
         """The hash of the newest block at the last look, if all up to it was read."""
         self._send, self.events = trio.open_memory_channel[Delivery](capacity)
@@ -254,11 +260,18 @@ class EventFollower:
                 await trio.sleep(backoff)
                 continue
             backoff = self._poll
-            await trio.sleep(self._pace if behind else self._poll)
+            await trio.sleep_until(about(self._pace if behind else self._poll))
 
     async def _newest(self) -> Block:
         """The newest block; one in the future is taken from whoever says so only if the others do."""
-        latest = await self._client.block()
+        self._ahead = None
+        if self._cursor is None or self._news < 2:
+            latest = await self._client.block()
+        else:
+            first = self._first_again(self._cursor[0] + 1)
+            given = (first, self._topics)
+            latest, logs = await self._client.newest_with_logs(*given, everything=self._pool is None)
+            self._ahead = (first, latest.hash, logs) if logs is not None else None
         if self._client.has_second and is_future(latest.timestamp, time.time()):
             await self._client.compare_heads(time.time())
             latest = await self._client.block()
@@ -268,7 +281,9 @@ class EventFollower:
         """Read what is new up to the newest block; returns whether there is more to read at once."""
         if latest.hash == self._done:
             self._reached(latest)
+            self._news = 0
             return False
+        self._news += 1
         forward = self._see(latest)
         # First: events of replaced blocks must be taken back before any later one is told.
         sure = forward and self._sure >= 0 and latest.number - self._sure < self._again // 2
@@ -300,10 +315,11 @@ class EventFollower:
         # Asked for before its logs: if it is replaced between the two, it has another hash at the next look.
         end = self._seen.get(last) or await self._client.block(last)
         # In several questions where an endpoint gives few blocks at once: else a machine that lags loses events there.
-        again = first - self._again if last > latest.number - KEPT_BLOCKS else first
-        again = max(self._client.profile.deployed_block, again)
+        again = self._first_again(first) if last > latest.number - KEPT_BLOCKS else first
         everything = self._pool is None
-        found = await self._client.logs(again, last, self._topics, everything=everything)
+        found = self._came_along(again, last, latest)
+        if found is None:
+            found = await self._client.logs(again, last, self._topics, everything=everything)
         if self._client.has_second and any((one.block, one.log_index) not in self._told for one in found):
             # Money follows from events: one endpoint's word makes none.
             found = await self._client.logs(again, last, self._topics, everything=everything, agreed=True)
@@ -337,6 +353,17 @@ class EventFollower:
         await self._deliver(logs)
         self.read_until = end.timestamp
         return True
+
+    def _first_again(self, first: int) -> int:
+        """From which block on logs are asked for, if all before `first` were read."""
+        return max(self._client.profile.deployed_block, first - self._again)
+
+    def _came_along(self, first: int, last: int, latest: Block) -> list[RawLog] | None:
+        """The logs of some blocks, if they came with the newest one; once."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or first < ahead[0] or latest.hash != ahead[1]:
+            return None
+        return [one for one in ahead[2] if first <= one.block <= last]
 
     async def _look_back(self, store: EventStore) -> None:
         """Whether the endpoint in use has kept events back. What is found missing is read anew, from before it."""

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import structlog
-from web3 import Web3
-from web3.types import RPCEndpoint
 
 from contracts.bindings import (
     Addresses,
@@ -26,18 +24,18 @@ from contracts.bindings import (
 )
 from node.chain.endpoints import Endpoints
 from node.chain.refusals import LOGS, EndpointRefused, RefusalKind
+from node.chain.rpc import Eth
 from protocol.identity import Address
 
 E = TypeVar("E", bound=ChainEvent)
 logger = structlog.get_logger()
-GET_LOGS = RPCEndpoint(LOGS)
 
 
 class Logs:
     """Of one chain. addresses: of the contracts, by which logs are read."""
 
-    def __init__(self, web3: Web3, endpoints: Endpoints, addresses: Addresses) -> None:
-        self._web3, self._endpoints, self._addresses = web3, endpoints, addresses
+    def __init__(self, eth: Eth, endpoints: Endpoints, addresses: Addresses) -> None:
+        self._eth, self._endpoints, self._addresses = eth, endpoints, addresses
         self._spans: dict[str, BlockSpan] = {}
         """Of each endpoint, by how it is shown."""
 
@@ -74,14 +72,19 @@ class Logs:
         return self._spans.setdefault(endpoint, BlockSpan())
 
     def _ask(self, first: int, last: int, topics: Sequence[Any], places: Sequence[Address]) -> list[RawLog]:
-        """Past web3's own formatters, which take longer than everything else that a log costs."""
-        asked: Any = {
-            "address": [Web3.to_checksum_address(place) for place in places],
-            "fromBlock": hex(first),
-            "toBlock": hex(last),
-            "topics": list(topics),
-        }
-        return [raw_log(entry) for entry in self._web3.manager.request_blocking(GET_LOGS, [asked])]
+        return self._between(hex(first), hex(last), topics, places)
+
+    def _between(self, first: str, last: str, topics: Sequence[Any], places: Sequence[Address]) -> list[RawLog]:
+        asked: Any = {"address": list(places), "fromBlock": first, "toBlock": last, "topics": list(topics)}
+        return [raw_log(entry) for entry in self._eth.ask(LOGS, asked)]
+
+    def up_to_newest(self, first: int, topics: Sequence[Any], places: Sequence[Address]) -> list[RawLog] | None:
+        """From a block near the newest one on; None where the endpoint does not say."""
+        try:
+            return self._between(hex(first), "latest", topics, places)
+        except EndpointRefused as refusal:
+            logger.debug("chain.logs_not_told_beside", why=str(refusal))
+            return None
 
     def events(self, kind: type[E], pool: int, first: int, last: int, place: Address) -> list[E]:
         """Those of one kind, of the contract at `place`. A log without their form is passed over."""

@@ -12,18 +12,17 @@ from typing import Any
 
 import msgspec
 import structlog
-from web3 import Web3
-from web3.exceptions import BlockNotFound, TransactionNotFound
+from web3.exceptions import BlockNotFound
 
 from contracts.asking import at_once
 from node.chain.errors import EndpointsDisagree, RpcUnreachable
 from node.chain.outbox import Fate, Outbox, Pending
-from node.chain.refusals import EndpointRefused
+from node.chain.refusals import RECEIPT, SEND, EndpointRefused
+from node.chain.rpc import Eth
 from node.chain.witnesses import Witnesses
 from node.looked import looked
 
 log = structlog.get_logger()
-RECEIPT, SEND = "eth_getTransactionReceipt", "eth_sendRawTransaction"
 
 
 class Receipts:
@@ -31,10 +30,10 @@ class Receipts:
     ahead of its receipts; offered: seconds between two times that a transaction is offered to every endpoint."""
 
     def __init__(
-        self, web3: Web3, outbox: Outbox, witnesses: Witnesses, confirmations: int, lag: float, offered: float
+        self, eth: Eth, outbox: Outbox, witnesses: Witnesses, confirmations: int, lag: float, offered: float
     ) -> None:
         self._again = offered
-        self._web3, self._outbox, self._witnesses = web3, outbox, witnesses
+        self._eth, self._outbox, self._witnesses = eth, outbox, witnesses
         self._confirmations, self._lag = confirmations, lag
         self._missing: dict[tuple[str, int], float] = {}
         """(sender, nonce) -> since when the number is used and nobody knows by what."""
@@ -46,10 +45,10 @@ class Receipts:
         told = list[bool]()
 
         def is_told() -> bool:
-            use = use_of(self._web3, pending.sender, pending.nonce)
+            use = use_of(self._eth, pending.sender, pending.nonce)
             if use is not None:
                 told.append(use.transaction == pending.hash)
-            elif is_known(self._web3, pending.hash):
+            elif self._eth.has_transaction(pending.hash):
                 told.append(True)
             return bool(told)
 
@@ -59,14 +58,14 @@ class Receipts:
         """Whether a used number that has no receipt of ours is somebody else's: a block says so that is deep enough,
         or nobody has known anything of ours for as long as an endpoint may lag."""
         slot = (variants[0].sender, variants[0].nonce)
-        use = use_of(self._web3, *slot)
+        use = use_of(self._eth, *slot)
         ours = {pending.hash for pending in variants}
         if self._witnesses.several and self._witnesses.anybody(RECEIPT, lambda: self._receipt(variants)) is not None:
             return False  # one endpoint does not show it
         if use is not None and use.transaction not in ours:
             # A shallow block can be replaced, and our own transaction may come back with the next one.
             return use.depth >= self._confirmations
-        if use is not None or any(is_known(self._web3, digest) for digest in ours):
+        if use is not None or any(map(self._eth.has_transaction, ours)):
             self._missing.pop(slot, None)
             return False
         # One endpoint's count may come from a newer block than its receipts: only lasting silence is believed.
@@ -75,17 +74,10 @@ class Receipts:
     def _receipt(self, variants: list[Pending]) -> Any | None:
         # The newest variant pays most, so it is the likeliest to have been mined.
         for pending in reversed(variants):
-            if (receipt := self.of(pending.hash)) is not None:
+            if (receipt := self._eth.get_transaction_receipt(pending.hash)) is not None:
                 self._missing.pop((pending.sender, pending.nonce), None)
                 return receipt
         return None
-
-    def of(self, transaction: str) -> Any | None:
-        """A transaction's receipt, if an endpoint shows one."""
-        try:
-            return self._web3.eth.get_transaction_receipt(transaction)  # pyright: ignore[reportArgumentType]
-        except TransactionNotFound:
-            return None
 
     def settled(self, variants: list[Pending]) -> tuple[Any | None, bool]:
         """The receipt, if there is one, and whether enough blocks stand on it: then it is written down, too.
@@ -95,16 +87,16 @@ class Receipts:
         """
         wanted = self._confirmations
         if wanted:
-            height, receipt = at_once(lambda: int(self._web3.eth.block_number), lambda: self._receipt(variants))
-            if receipt is None or height < int(receipt["blockNumber"]) + wanted:
+            height, receipt = at_once(self._eth.block_number, lambda: self._receipt(variants))
+            if receipt is None or height < receipt["blockNumber"] + wanted:
                 return receipt, False
         receipt = self._receipt(variants)
         if receipt is None:
             return None, False
-        block = int(receipt["blockNumber"])
+        block = receipt["blockNumber"]
         if (wanted and height < block + wanted) or not self._is_seconded(receipt, variants):
             return receipt, False
-        winner, fate = "0x" + bytes(receipt["transactionHash"]).hex(), Fate.MINED
+        winner, fate = "0x" + receipt["transactionHash"].hex(), Fate.MINED
         if receipt["status"] != 1:
             fate = Fate.REVERTED
         self._outbox.settle(variants[0].sender, variants[0].nonce, fate, winner=winner, block=block)
@@ -114,9 +106,10 @@ class Receipts:
         """Whether a second endpoint shows the same, where there is one that answers."""
         if not self._witnesses.several:
             return True
-        digest = "0x" + bytes(receipt["transactionHash"]).hex()
+        digest = "0x" + receipt["transactionHash"].hex()
+        view = partial(self._eth.get_transaction_receipt, digest)
         try:
-            shown = self._witnesses.agreed("read a receipt", RECEIPT, partial(self.of, digest), _told, patient=False)
+            shown = self._witnesses.agreed("read a receipt", RECEIPT, view, _told, patient=False)
         except EndpointsDisagree as error:
             log.warning("chain.receipt_not_seconded", transaction=digest, why=error.why)
             shown = None
@@ -131,15 +124,15 @@ class Receipts:
         if self._witnesses.several and now >= self._offered.get(pending.hash, 0.0):
             self._offered = {digest: until for digest, until in self._offered.items() if until > now}
             self._offered[pending.hash] = now + self._again
-            self._witnesses.each_hears(SEND, lambda: self._web3.eth.send_raw_transaction(pending.raw))
+            self._witnesses.each_hears(SEND, lambda: self._eth.send_raw_transaction(pending.raw))
 
 
 def _told(receipt: Any | None) -> object:
     """What of a receipt counts: its block, whether it had an effect, and what the contracts told."""
     if receipt is None:
         return None
-    logs = [(bytes(one["data"]), [bytes(topic) for topic in one["topics"]], one["address"]) for one in receipt["logs"]]
-    return bytes(receipt["blockHash"]), receipt["status"], logs
+    logs = [[text.lower() for text in (one["data"], one["address"], *one["topics"])] for one in receipt["logs"]]
+    return receipt["blockHash"], receipt["status"], logs
 
 
 class NumberUse(msgspec.Struct, frozen=True):
@@ -149,37 +142,24 @@ class NumberUse(msgspec.Struct, frozen=True):
     depth: int
 
 
-def count(web3: Web3, sender: str, block: Any = "latest") -> int:
-    """Transactions of a sender up to a block."""
-    return int(web3.eth.get_transaction_count(Web3.to_checksum_address(sender), block))
-
-
-def is_known(web3: Web3, transaction: str) -> bool:
-    """Whether the endpoint has heard of it, in a block or not."""
-    try:
-        web3.eth.get_transaction(transaction)  # pyright: ignore[reportArgumentType]
-    except TransactionNotFound:
-        return False
-    return True
-
-
-def use_of(web3: Web3, sender: str, nonce: int) -> NumberUse | None:
+def use_of(eth: Eth, sender: str, nonce: int) -> NumberUse | None:
     """What used the sender's number; None if no block that this endpoint shows did, or it is too long ago."""
     remembered_blocks = 120  # blocks for which every full node counts an account's transactions
     try:
-        head = int(web3.eth.block_number)
+        head = eth.block_number()
         # Older states are on archive nodes only.
         low, high = max(0, head - remembered_blocks), head
-        if count(web3, sender, high) <= nonce or (low > 0 and count(web3, sender, low) > nonce):
+        used = partial(eth.get_transaction_count, sender)
+        if used(high) <= nonce or (low > 0 and used(low) > nonce):
             return None
         # Bisects: seven calls find the block among them.
         while low < high:
             middle = (low + high) // 2
-            if count(web3, sender, middle) > nonce:
+            if used(middle) > nonce:
                 high = middle
             else:
                 low = middle + 1
-        block: Any = web3.eth.get_block(low, full_transactions=True)
+        block = eth.get_block(low, transactions=True)
     except (BlockNotFound, EndpointRefused):
         return None
     except RpcUnreachable as error:
@@ -189,6 +169,6 @@ def use_of(web3: Web3, sender: str, nonce: int) -> NumberUse | None:
     for row in block["transactions"]:
         if not isinstance(row, Mapping):
             return None  # an endpoint that shows hashes only
-        if str(row["from"]).lower() == sender.lower() and int(row["nonce"]) == nonce:
-            return NumberUse("0x" + bytes(row["hash"]).hex(), head - low)
+        if str(row["from"]).lower() == sender.lower() and int(row["nonce"], 16) == nonce:
+            return NumberUse(row["hash"].lower(), head - low)
     return None

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from contracts.bindings import Revert, error_inputs, parse_revert
 
 CALL, ESTIMATE, SEND, LOGS = "eth_call", "eth_estimateGas", "eth_sendRawTransaction", "eth_getLogs"
+RECEIPT, TIP = "eth_getTransactionReceipt", "eth_maxPriorityFeePerGas"
 CALLS = (CALL, ESTIMATE)
 """The methods that run a contract without a transaction. Only these can be refused by a contract."""
 MOST_WORDS = 4_000

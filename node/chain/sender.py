@@ -14,7 +14,6 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import structlog
 import trio
-from web3 import Web3
 
 from contracts.asking import at_once
 from contracts.bindings import TransactionCall
@@ -31,9 +30,9 @@ from node.chain.errors import (
     translate,
 )
 from node.chain.outbox import Fate, Outbox, Pending
-from node.chain.receipts import Receipts, count
+from node.chain.receipts import Receipts
 from node.chain.refusals import EndpointRefused, RefusalKind
-from node.chain.rpc import EXPECTED
+from node.chain.rpc import EXPECTED, Eth
 from node.chain.transactions import (
     BASES,
     FEE_BUMP,
@@ -82,8 +81,8 @@ class SendLimits(msgspec.Struct, frozen=True):
 
 
 class Recovered(msgspec.Struct, frozen=True):
-    """What became of a transaction that an earlier process left unfinished. receipt: web3's, None where it is in no
-    block."""
+    """What became of a transaction that an earlier process left unfinished. receipt: as `Eth` has it, None
+    where it is in no block."""
 
     pending: Pending
     fate: Fate
@@ -127,7 +126,7 @@ class Sender:
 
     def __init__(
         self,
-        web3: Web3,
+        eth: Eth,
         chain_id: int,
         outbox: Outbox,
         run: Runner,
@@ -135,7 +134,7 @@ class Sender:
         witnesses: Witnesses,
         uncertain: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._web3 = web3
+        self._eth = eth
         self._chain_id = chain_id
         self._outbox = outbox
         self._run = run
@@ -149,10 +148,10 @@ class Sender:
         """(sender, nonce) -> how often its fee was raised, and when it may be again (monotonic)."""
         self._used: dict[str, tuple[int, float]] = {}
         """sender -> (the number after our last mined one, when)."""
-        self._receipts = Receipts(web3, outbox, witnesses, limits.confirmations, limits.lag, limits.offered)
+        self._receipts = Receipts(eth, outbox, witnesses, limits.confirmations, limits.lag, limits.offered)
 
     async def send(self, call: TransactionCall, key: NodeKey, action: str, patience: Patience | None = None) -> Any:
-        """Returns web3's receipt of a successful transaction. patience: until when it can wait for a better price.
+        """Returns the receipt (`Eth`) of a successful transaction. patience: until when it can wait for a better price.
 
         An unfinished equal call of an earlier process, or one that was given up waiting for, is taken up
         instead of being sent a second time. Raises Reverted, InsufficientStake, InsufficientFunds, FeeTooHigh (nothing
@@ -190,19 +189,19 @@ class Sender:
                 log.info("chain.taken_up", action=action, transaction=earlier.variants[-1].hash)
                 earlier.patience = patience
                 return earlier
-            sender = Web3.to_checksum_address(key.address)
-            asked: Any = {**call.fields(), "from": sender}
+            sender = key.address
+            asked = {**call.fields(), "from": sender}
             # Simulated before it is sent: a revert is then told with its reason and costs no gas.
             _, gas, fees, have, nonce = at_once(
-                lambda: self._web3.eth.call(asked),
-                lambda: self._web3.eth.estimate_gas(asked),
-                lambda: self._fees(key.address, patience),
-                lambda: self._web3.eth.get_balance(sender),
-                lambda: self._nonce(key.address),
+                lambda: self._eth.call(asked),
+                lambda: self._eth.estimate_gas(asked),
+                lambda: self._fees(sender, patience),
+                lambda: self._eth.get_balance(sender),
+                lambda: self._nonce(sender),
             )
             # State may move between the estimate and the block; what is not used is not paid.
             fields = {**call.fields(), "gas": int(gas * gas_margin), "chainId": self._chain_id, **fees, "nonce": nonce}
-            _require_funds(have, key.address, fields, action)
+            _require_funds(have, sender, fields, action)
             return self._number_and_put_out(fields, key, action, call.intent, patience)
         except EXPECTED as error:
             raise translate(error, action) from error
@@ -247,7 +246,7 @@ class Sender:
         raise RpcRefused(action, f"its number or its fee was refused again and again ({key.address})")
 
     def _fees(self, sender: Address, patience: Patience | None) -> dict[str, Any]:
-        price, cap = price_now(self._web3), self._limits.max_fee
+        price, cap = price_now(self._eth), self._limits.max_fee
         most = self._most(sender, patience, price)
         if price.base > most:
             raise FeeTooHigh(price.base, most, waits=most < cap)
@@ -262,7 +261,7 @@ class Sender:
         cap = self._limits.max_fee
         if patience is None:
             return cap
-        price = price or price_now(self._web3)
+        price = price or price_now(self._eth)
         # Transactions of a key, the newest, whose middle price is what is usual.
         mined = [row for row in self._outbox.history(sender) if row.fate is Fate.MINED][-9:]
         # Who has sent nothing yet knows no other price.
@@ -274,7 +273,7 @@ class Sender:
 
         An endpoint behind the one that told the last receipt may count too few; a while later it is believed.
         """
-        number = self._web3.eth.get_transaction_count(Web3.to_checksum_address(sender), "pending")
+        number = self._eth.get_transaction_count(sender, "pending")
         after, seen = self._used.get(sender, (0, 0.0))
         if number < after and time.monotonic() - seen < ENDPOINT_LAG:
             number = after
@@ -309,7 +308,7 @@ class Sender:
         it for now, and others where it certainly was not taken.
         """
         try:
-            self._web3.eth.send_raw_transaction(pending.raw)
+            self._eth.send_raw_transaction(pending.raw)
         except EndpointRefused as refusal:
             used = refusal.kind in (RefusalKind.NONCE_USED, RefusalKind.OCCUPIED)
             # "Nonce too low" for a variant may mean that an earlier variant of ours was mined: the receipts will tell.
@@ -338,26 +337,26 @@ class Sender:
             log.warning("chain.receipt_vanished", transaction=sent.variants[-1].hash)
             self._broadcast(sent.variants[-1])
         sent.seen = there
-        used = not there and count(self._web3, sent.variants[0].sender) > sent.nonce
+        used = not there and self._eth.get_transaction_count(sent.variants[0].sender) > sent.nonce
         sent.replaced = used and self._receipts.is_replaced(sent.variants)
         return None
 
     def _why_reverted(self, call: TransactionCall, key: NodeKey, action: str, receipt: Any) -> ChainError:
-        asked: Any = {**call.fields(), "from": Web3.to_checksum_address(key.address)}
+        asked = {**call.fields(), "from": key.address}
         try:
-            self._web3.eth.call(asked, block_identifier=receipt["blockNumber"])
+            self._eth.call(asked, receipt["blockNumber"])
         except (RpcUnreachable, *EXPECTED) as error:
             if isinstance(error, EndpointRefused) and error.kind is RefusalKind.REVERTED:
                 return translate(error, action)
             log.warning("chain.revert_unexplained", action=action, why=str(error)[:200])
-        return Reverted(action, "unknown", {}, "0x" + bytes(receipt["transactionHash"]).hex())
+        return Reverted(action, "unknown", {}, "0x" + receipt["transactionHash"].hex())
 
     # ---- in threads: what was left
 
     def _left(self, sender: Address) -> list[Recovered]:
         done: list[Recovered] = []
         for one in self._outbox.untold(sender):
-            if (receipt := self._receipts.of(one.hash)) is not None:
+            if (receipt := self._eth.get_transaction_receipt(one.hash)) is not None:
                 done.append(Recovered(one, Fate.MINED, receipt))
             else:  # this endpoint lags, or blocks were replaced far below: it is waited for, or sent again
                 self._outbox.reopen(one.hash)
@@ -372,7 +371,7 @@ class Sender:
         if not groups:
             return []
         # Once for all of them: each would be a request, and the count cannot fall between.
-        done = count(self._web3, sender)
+        done = self._eth.get_transaction_count(sender)
         return [self._recover(variants, done) for _, variants in sorted(groups.items())]
 
     def _recover(self, variants: list[Pending], done: int) -> Recovered:
@@ -380,7 +379,7 @@ class Sender:
         receipt, settled = self._receipts.settled(variants)
         if receipt is not None and settled:
             fate = Fate.MINED if receipt["status"] == 1 else Fate.REVERTED
-            digest = "0x" + bytes(receipt["transactionHash"]).hex()
+            digest = "0x" + receipt["transactionHash"].hex()
             return Recovered(next(one for one in variants if one.hash == digest), fate, receipt)
         # The number is used. Unless a block shows that somebody else used it, the receipt may still come.
         if last.nonce < done:
@@ -408,7 +407,7 @@ class Sender:
         raised, again_at = self._raises.get((key.address, sent.nonce), (0, 0.0))
         if time.monotonic() < again_at:
             return
-        price = price_now(self._web3)
+        price = price_now(self._eth)
         # Raises by an eighth of a fee that a block would take: blocks that come late are no reason to pay more. One
         # that no block takes is raised as often as the cap allows.
         if price.base <= sent.fields["maxFeePerGas"] and raised >= 5:
@@ -442,7 +441,7 @@ class Sender:
 
     def _fill_gap(self, sent: _Sent, key: NodeKey) -> None:
         """A number before ours that nothing uses keeps ours out of every block: use it up with nothing."""
-        gap = self._web3.eth.get_transaction_count(Web3.to_checksum_address(key.address), "pending")
+        gap = self._eth.get_transaction_count(key.address, "pending")
         if gap >= sent.nonce or any(pending.nonce == gap for pending in self._outbox.pending(key.address)):
             return
         # Some program of this key signed a number and lost it: everything behind waits until that number is used.

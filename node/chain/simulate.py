@@ -10,15 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from hexbytes import HexBytes
-from web3 import Web3
-from web3.types import RPCEndpoint
 
 from contracts.asking import at_once
 from contracts.bindings import TransactionCall
 from node.chain.errors import InsufficientFunds, RpcRefused, RpcUnreachable, from_revert, tokens, translate
 from node.chain.refusals import EndpointRefused, revert_of
-from node.chain.rpc import EXPECTED
+from node.chain.rpc import EXPECTED, Eth
 from node.chain.transactions import BASES, price_now
 from protocol.identity import Address
 
@@ -69,16 +66,16 @@ class Simulation(msgspec.Struct, frozen=True):
         return all(step.exact for step in self.steps)
 
 
-def simulate(web3: Web3, steps: Sequence[SimulatedStep], sender: Address, *, l1_fees: bool) -> Simulation:
+def simulate(eth: Eth, steps: Sequence[SimulatedStep], sender: Address, *, l1_fees: bool) -> Simulation:
     """Raises what the first failing step would revert with (Reverted, InsufficientStake, InsufficientFunds)."""
     calls = [step.call for step in steps]
-    gas = _gas_of_many(web3, steps, calls, sender) if len(steps) > 1 else None
-    gas = gas or [_gas_of_one(web3, steps[0], calls[0], sender), *([None] * (len(steps) - 1))]
+    gas = _gas_of_many(eth, steps, calls, sender) if len(steps) > 1 else None
+    gas = gas or [_gas_of_one(eth, steps[0], calls[0], sender), *([None] * (len(steps) - 1))]
     try:
         price, have, layer1 = at_once(
-            lambda: price_now(web3),
-            lambda: int(web3.eth.get_balance(Web3.to_checksum_address(sender))),
-            lambda: [l1_fee(web3, call) if l1_fees else 0 for call in calls],
+            lambda: price_now(eth),
+            lambda: eth.get_balance(sender),
+            lambda: [l1_fee(eth, call) if l1_fees else 0 for call in calls],
         )
     except EXPECTED as error:
         raise translate(error, "ask for the fees") from error
@@ -98,42 +95,41 @@ def guess_gas(call: TransactionCall) -> int:
     return 100_000 if call.to else 60_000 + 216 * len(call.data)
 
 
-def l1_fee(web3: Web3, call: TransactionCall) -> int:
+def l1_fee(eth: Eth, call: TransactionCall) -> int:
     """Wei for the transaction's data on the layer below; 0 where there is no such oracle."""
     data = call.data + b"\xff" * 110  # bytes of a signed transaction besides its call data, about
     padded = data + b"\0" * (-len(data) % 32)
     asked = _GET_L1_FEE + (32).to_bytes(32) + len(data).to_bytes(32) + padded
-    answer = bytes(web3.eth.call({"to": Web3.to_checksum_address(GAS_PRICE_ORACLE), "data": HexBytes(asked)}))
+    answer = eth.call({"to": GAS_PRICE_ORACLE, "data": "0x" + asked.hex()})
     return int.from_bytes(answer) if len(answer) == 32 else 0
 
 
-def _gas_of_one(web3: Web3, step: SimulatedStep, call: TransactionCall, sender: Address) -> int:
-    asked: Any = {**call.fields(), "from": Web3.to_checksum_address(sender)}
+def _gas_of_one(eth: Eth, step: SimulatedStep, call: TransactionCall, sender: Address) -> int:
+    asked = {**call.fields(), "from": sender}
     try:
-        return at_once(lambda: web3.eth.call(asked), lambda: int(web3.eth.estimate_gas(asked)))[1]
+        return at_once(lambda: eth.call(asked), lambda: eth.estimate_gas(asked))[1]
     except EXPECTED as error:
         raise translate(error, step.action) from error
 
 
 def _gas_of_many(
-    web3: Web3, steps: Sequence[SimulatedStep], calls: Sequence[TransactionCall], sender: Address
+    eth: Eth, steps: Sequence[SimulatedStep], calls: Sequence[TransactionCall], sender: Address
 ) -> list[int | None] | None:
     """None where no endpoint can do that."""
     who = [{"from": sender, **({"to": call.to} if call.to else {})} for call in calls]
     asked = [{**names, "input": "0x" + call.data.hex()} for names, call in zip(who, calls, strict=True)]
-    request: Any = [{"blockStateCalls": [{"calls": asked}]}, "latest"]
     try:
-        answer = web3.provider.make_request(RPCEndpoint("eth_simulateV1"), request)
+        answer = eth.ask("eth_simulateV1", {"blockStateCalls": [{"calls": asked}]}, "latest")
     except (EndpointRefused, RpcUnreachable):
         return None
-    if not answer.get("result"):
+    if not answer:
         return None
     return [_gas_used(step, result) for step, result in zip(steps, _results(answer, steps), strict=True)]
 
 
 def _results(answer: Any, steps: Sequence[SimulatedStep]) -> list[Any]:
     try:
-        results = answer["result"][0]["calls"]
+        results = answer[0]["calls"]
     except (LookupError, TypeError) as error:
         raise RpcRefused(steps[0].action, "its simulation does not have the promised form") from error
     if not isinstance(results, list) or len(results) != len(steps):

@@ -8,11 +8,11 @@ from eth_account import Account
 from eth_account.typed_transactions.typed_transaction import TypedTransaction
 from hexbytes import HexBytes
 from web3 import Web3
-from web3.types import RPCEndpoint
 
 from contracts.asking import at_once
 from node.chain.outbox import Pending
-from node.chain.refusals import OF_THE_QUESTION, EndpointRefused
+from node.chain.refusals import OF_THE_QUESTION, TIP, EndpointRefused
+from node.chain.rpc import Eth
 from protocol.identity import Address, NodeKey
 
 FEE_BUMP = 1.125
@@ -21,7 +21,6 @@ BASES = 2
 """Base fees that a transaction offers: it outlasts five full blocks in a row, each of which raises one by an eighth."""
 FEES = ("maxFeePerGas", "maxPriorityFeePerGas")
 """Wei per gas: in all, and of it for whoever makes the block."""
-MAX_TIP = RPCEndpoint("eth_maxPriorityFeePerGas")
 
 
 def sign_transaction(fields: Mapping[str, Any], key: NodeKey, action: str, intent: str) -> Pending:
@@ -63,11 +62,11 @@ class Price(msgspec.Struct, frozen=True):
     at: int
 
 
-def price_now(web3: Web3) -> Price:
+def price_now(eth: Eth) -> Price:
     """Asks an endpoint."""
-    block, tip = at_once(lambda: web3.eth.get_block("latest"), lambda: _tip(web3))
-    base = int(block.get("baseFeePerGas", 0))
-    return Price(base, max(0, int(web3.eth.gas_price) - base) if tip is None else tip, int(block["timestamp"]))
+    block, tip = at_once(lambda: eth.get_block("latest"), lambda: _tip(eth))
+    base = int(block.get("baseFeePerGas", "0x0"), 16)
+    return Price(base, max(0, eth.gas_price() - base) if tip is None else tip, int(block["timestamp"], 16))
 
 
 def price_paid(pending: Pending) -> int:
@@ -77,10 +76,10 @@ def price_paid(pending: Pending) -> int:
     return (most - tip) // BASES + tip
 
 
-def _tip(web3: Web3) -> int | None:
+def _tip(eth: Eth) -> int | None:
     """None where the endpoints do not have the method, which is not in Ethereum's specification."""
     try:
-        return int(web3.manager.request_blocking(MAX_TIP, []), 16)
+        return int(eth.ask(TIP), 16)
     except EndpointRefused as refusal:
         if refusal.kind not in OF_THE_QUESTION:
             raise

@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
-from web3 import Web3
 
 from contracts.asking import at_once
 from contracts.bindings import (
     NOBODY,
+    Addresses,
     CaseInfo,
     ChairInfo,
     MemberRecord,
@@ -27,7 +27,7 @@ from contracts.bindings import (
     TermTaken,
     WaitingEarnings,
 )
-from node.chain.blocks import Blocks
+from node.chain.blocks import Block, Blocks
 from node.chain.errors import ChainError, RpcRefused
 from node.chain.logs import Logs, PoolMembers
 from node.chain.refusals import CALL, LOGS
@@ -49,7 +49,7 @@ class Views(Blocks):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self._logs = Logs(self._web3, self._provider.endpoints, self.profile.contracts)
+        self._logs = Logs(self._eth, self._provider.endpoints, self.profile.contracts)
         self._members = PoolMembers(self._contracts, self._logs, self.profile.contracts.swarm)
 
     @property
@@ -149,7 +149,7 @@ class Views(Blocks):
         def read() -> Balances:
             return Balances(
                 *at_once(
-                    lambda: int(self._web3.eth.get_balance(Web3.to_checksum_address(address))),
+                    lambda: self._eth.get_balance(address),
                     lambda: self._contracts.token_balance(address),
                 )
             )
@@ -158,26 +158,45 @@ class Views(Blocks):
 
     async def gas_price(self) -> int:
         """Wei per gas that a transaction pays now, without the layer below."""
-        return await self._read("read the price of gas", lambda: int(self._web3.eth.gas_price))
+        return await self._read("read the price of gas", self._eth.gas_price)
 
     async def logs(
         self, first: int, last: int, topics: Sequence[Any], *, everything: bool = False, agreed: bool = False
     ) -> list[RawLog]:
         """Logs of all contracts but the vault's in blocks first..last; everything: the vault's too; agreed: two
         endpoints tell the same, where there are two. Raises EndpointsDisagree."""
-        c = self.profile.contracts
-        places = [c.swarm, c.court, c.payroll, *([c.vault] if everything else [])]
-        places += [] if c.chair == NOBODY else [c.chair]
-        view = partial(self._logs.within, first, last, topics, places)
+        view = partial(self._logs.within, first, last, topics, _places(self.profile.contracts, everything))
         if agreed:
             view = partial(self._witnesses.agreed, "read logs", LOGS, view, _as_told, patient=False)
         return await self._read("read logs", view)
+
+    async def newest_with_logs(
+        self, first: int, topics: Sequence[Any], *, everything: bool = False
+    ) -> tuple[Block, list[RawLog] | None]:
+        """The newest block, and as `logs` those from block `first` to it, by one request; None where they are to be
+        asked for by themselves. first: near the newest block."""
+        places = _places(self.profile.contracts, everything)
+
+        def read() -> tuple[Block, list[RawLog] | None]:
+            newest, found = at_once(
+                lambda: self._block("latest"), lambda: self._logs.up_to_newest(first, topics, places)
+            )
+            # One machine may answer, and another, which is a block ahead.
+            return newest, None if found is None else [one for one in found if one.block <= newest.number]
+
+        return await self._read("read a block", read)
 
     def distrust_logs(self, why: str) -> ChainError:
         """The endpoint that tells logs does not tell them all: others are asked first. Returns the error to raise."""
         place = self._provider.endpoints.pass_over(LOGS)
         remedy = "name an endpoint with all logs in rpc_urls of the network profile; an archive of states is not needed"
         return RpcRefused("tell all logs", f"{place}: {why}", remedy)
+
+
+def _places(contracts: Addresses, everything: bool) -> list[Address]:
+    """Of the contracts whose logs are read; the vault's too if everything is."""
+    places = [contracts.swarm, contracts.court, contracts.payroll, *([contracts.vault] if everything else [])]
+    return places + ([] if contracts.chair == NOBODY else [contracts.chair])
 
 
 def _as_told(logs: Sequence[RawLog]) -> list[RawLog]:

@@ -4,6 +4,7 @@ Each class here cures a measured defect of the library:
 
 - any exception in a task that a peer can cause ends the whole host       -> Tasks, HardSwarm
 - an inbound connection keeps its slot after it closed                    -> HardSwarm
+- each stream is told to three who do not listen, in a task each           -> HardSwarm
 - the auto-connector dials whatever identify has heard of                 -> _NoAutoConnector
 - yamux copies, locks and polls, and keeps what it is sent                -> yamux.py, our own
 - every read and write costs turns of the event loop and system calls    -> sockets.py
@@ -292,6 +293,11 @@ class HardSwarm(Swarm):
                     del self._streams[peer]
 
         super().set_stream_handler(guarded)
+
+    async def _notify(self, method: str, *args: Any) -> None:
+        # A nursery and a task for each who could be told, twice a stream and on both sides: nobody does anything then.
+        if method not in ("opened_stream", "closed_stream"):
+            await super()._notify(method, *args)
 
     def _select_connection(self, connections: list[INetConn], peer_id: ID) -> INetConn:
         """The oldest direct one is for news; bulk goes by another if there is one, where the fewest streams are."""

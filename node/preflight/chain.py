@@ -534,7 +534,7 @@ def _staking(standing: ChainStanding, common: str, directory: Path, units: int) 
 async def _is_mintable(chain: "ChainClient", address: Address) -> bool:
     try:
         # A call that is only simulated: whether it reverts says what kind of token this is.
-        await chain.ask("try the faucet", lambda c: c.web3.eth.call({**c.mint(address, 1).fields(), "from": address}))
+        await chain.ask("try the faucet", lambda c: c.eth.call({**c.mint(address, 1).fields(), "from": address}))
     except RpcUnreachable:
         raise
     except ChainError:

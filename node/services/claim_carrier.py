@@ -36,6 +36,8 @@ class ClaimCarrier(ChainPoller):
         super().__init__(books)
         self._day, self._week, self._turn = day, week, turn
         self.brought = 0
+        self._before: Owed | None = None
+        """What the journal has of it; None until it is asked."""
 
     @classmethod
     async def open(cls, place: Workplace) -> Self:
@@ -56,10 +58,13 @@ class ClaimCarrier(ChainPoller):
                 owed[name] = (await self._bring(address_from_bytes(name), seen), seen.now)
             if owed != before:
                 await keep(self._journal, OWED, owed)
+                self._before = owed
         return seen.pause
 
     async def _known(self) -> Owed:
-        return await recall(self._journal, OWED, Owed) or {}
+        if self._before is None:
+            self._before = await recall(self._journal, OWED, Owed) or {}
+        return self._before
 
     def _owed(self, table: EarningsTable, before: Owed, now: int) -> Owed:
         """Whom the table owes more than it was paid, and who does not claim."""

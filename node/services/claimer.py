@@ -1,8 +1,9 @@
 """A node's pay, brought home: its line of the newest posted table is claimed, and its owner is told what comes when.
 
-The table is a blob that any validator serves, checked against the root on chain. Whether anything is due is asked of
-the chain itself before anything is sent. Times are those of blocks. Warns of what costs money if nobody acts: an escrow
-that runs out, a slash that must be appealed with a key that is not here, new validators.
+The table is a blob that any validator serves, checked against the root on chain. Whether anything is due follows from
+the chain's events, and each claim is tried there before it is sent. Times are those of blocks. Warns of what costs
+money if nobody acts: an escrow that runs out, a slash that must be appealed with a key that is not here, new
+validators.
 """
 
 import math
@@ -15,7 +16,7 @@ import msgspec
 import structlog
 import trio
 
-from contracts.bindings import CaseState, PoolInfo, Stake
+from contracts.bindings import CaseState, Claimed, PoolInfo, Stake
 from node.chain.bonds import read_bond
 from node.chain.errors import FeeTooHigh, Reverted, tokens
 from node.changes import Changes
@@ -23,7 +24,7 @@ from node.progress import TROUBLE, ProgressRecord
 from node.services.filing import OwnFiling
 from node.services.pool_accounting import ChainAnswer, ChainPoller, PoolAccounting, PoolRecord
 from node.state.facts import keep, recall
-from node.state.pay import PAY, PayRecord, Tabled
+from node.state.pay import PAY, PayRecord, Sums, Tabled
 from node.status_schema import EpochPart, FilingPart, PaidUnitsPart, PayPart
 from protocol.errors import IntellectError
 from protocol.identity import Address
@@ -198,6 +199,65 @@ class Gathering:
         self._on = False
 
 
+class OwnClaim:
+    """A claim of this node's pay on its way, and what the chain said of the last one."""
+
+    def __init__(self, books: PoolAccounting) -> None:
+        self._chain, self._ledger, self._journal = books.chain, books.ledger, books.context.journal
+        self._pool, self._own, self._clock = books.context.pool, books.context.key.address, books.context.clock
+        self._heard = (0, 0.0)
+        """Units that were paid by what the chain said of this node's last claim, and when (monotonic)."""
+        self._may_send = True
+        """Whether the journal may name a claim: at the start nobody knows."""
+
+    async def paid(self, *, late: float = 120.0) -> int:
+        """Units that were paid by now. The log tells it, but an event comes some blocks late: until then it is what
+        this node heard of its own claim. late: seconds after which there is no event to wait for."""
+        now, told, (heard, at) = self._clock.monotonic(), self._logged(), self._heard
+        if heard > told and now >= at + late:  # a block was replaced, or the log lags far behind
+            heard = await self._chain.claimed(self._pool, self._own)
+            self._heard = heard, now
+        return max(told, heard)
+
+    def _logged(self) -> int:
+        return self._ledger.claimed().get(self._own, 0)
+
+    async def claim(self, units: int, proof: tuple[bytes, ...], patience: Patience | None) -> None:
+        # Written down with its proof: after a crash the table may be another one, and the call must be equal.
+        self._may_send = True
+        await keep(self._journal, SENDING, (units, proof))
+        await self._send(units, proof, patience)
+
+    async def finish(self, patience: Patience | None) -> None:
+        """Send what the journal names. After a crash this is the very same call again, which the outbox knows: what is
+        on its way is waited for, and not sent a second time. The contract pays a difference, so twice pays nothing."""
+        # What cannot be read is claimed anew: the contract pays a difference.
+        claim = await recall(self._journal, SENDING, tuple[int, tuple[bytes, ...]]) if self._may_send else None
+        if claim is None:
+            self._may_send = False
+            return
+        await self._send(*claim, patience)
+
+    async def _send(self, units: int, proof: tuple[bytes, ...], patience: Patience | None) -> None:
+        """What the journal names."""
+        before, claimed = self._logged(), -1
+        try:
+            # What a transaction would do is asked before it costs gas: of one that pays nothing the contract says so.
+            receipt = await self._chain.claim(self._pool, self._own, units, proof, patience=patience)
+            log.info("pay.claimed", units=units)
+            paid = sum(one.units for one in receipt.events if isinstance(one, Claimed) and one.node == self._own)
+            claimed = units if before + paid == units else -1
+        # Somebody else carried it, a newer table was posted, or its size allows no more yet; or it waits for a price.
+        except (Reverted, FeeTooHigh) as error:
+            log.info("pay.not_due", units=units, why=error.why)
+            claimed = before if isinstance(error, FeeTooHigh) else -1
+        await keep(self._journal, SENDING, None)
+        self._may_send = False
+        if claimed < 0:  # it was paid in part, by others, or not at all
+            claimed = await self._chain.claimed(self._pool, self._own)
+        self._heard = claimed, self._clock.monotonic()
+
+
 class Claimer(ChainPoller):
     """gathers: whether due pay waits for more (`Gathering`)."""
 
@@ -218,8 +278,7 @@ class Claimer(ChainPoller):
         """Epoch -> units of it that are certified, and in no table."""
         self._tabled: list[Tabled] = []
         self._told_certified: set[int] | None = None
-        self._may_send = True
-        """Whether the journal may name a claim: at the start nobody knows."""
+        self._claim = OwnClaim(books)
         self._allowance = ChainAnswer[int](self._context.clock, math.inf)
         self._credits: dict[Address, ChainAnswer[int]] = {}
         self._record: PayRecord | None = None
@@ -303,15 +362,12 @@ class Claimer(ChainPoller):
         if self._provider is None:
             self._provider = (await self._chain.node_info(self._own)).owner
         # What a crash left under way comes first: whether more is due is asked of the chain after it.
-        await self._finish(self.gathering.patience(seen))
+        await self._claim.finish(self.gathering.patience(seen))
         head, share = await self._books.head(seen.posted), await self._books.share(seen.posted, self._own)
-        # The log tells what was paid. Before a claim costs gas the contract is asked: an event comes some blocks late.
-        claimed = self._ledger.claimed().get(self._own, 0)
+        claimed = await self._claim.paid()
         if share and share.units and share.units > claimed and await self.gathering.is_time(seen):
-            claimed = await self._chain.claimed(self._pool, self._own)
-            if share.units > claimed:
-                await self._claim(share.units, share.proof, self.gathering.patience(seen))
-                claimed = await self._chain.claimed(self._pool, self._own)
+            await self._claim.claim(share.units, share.proof, self.gathering.patience(seen))
+            claimed = await self._claim.paid()
         await self.filing.tick(seen)
         # Who has no line had its last one claimed.
         line = share.units or claimed if share else 0
@@ -329,31 +385,6 @@ class Claimer(ChainPoller):
     def seen(self) -> PoolRecord | None:
         """The pool as of the last look."""
         return self._seen
-
-    # claiming
-
-    async def _claim(self, units: int, proof: tuple[bytes, ...], patience: Patience | None) -> None:
-        # Written down with its proof: after a crash the table may be another one, and the call must be equal.
-        self._may_send = True
-        await keep(self._journal, SENDING, (units, proof))
-        await self._finish(patience)
-
-    async def _finish(self, patience: Patience | None) -> None:
-        """Send what the journal names. After a crash this is the very same call again, which the outbox knows: what is
-        on its way is waited for, and not sent a second time. The contract pays a difference, so twice pays nothing."""
-        # What cannot be read is claimed anew: the contract pays a difference.
-        claim = await recall(self._journal, SENDING, tuple[int, tuple[bytes, ...]]) if self._may_send else None
-        if claim is None:
-            self._may_send = False
-            return
-        units, proof = claim
-        try:
-            await self._chain.claim(self._pool, self._own, units, proof, patience=patience)
-            log.info("pay.claimed", units=units)
-        # Somebody else carried it, a newer table was posted, or its size allows no more yet; or it waits for a price.
-        except (Reverted, FeeTooHigh) as error:
-            log.info("pay.not_due", units=units, why=error.why)
-        await keep(self._journal, SENDING, None)
 
     async def _collect(self) -> None:
         """Bonds and shares of cases that are over, of this node and of its provider."""
@@ -383,10 +414,16 @@ class Claimer(ChainPoller):
         earned = max(line + rest, claimed, known.line if known else 0)
         due = line - claimed if head is not None else earned - claimed
         waits = seen.waiting.epoch if seen.waiting else -1
-        given = (self._own, pool.threshold, posted, earned)
-        self._tabled, sums = await journal.do(
-            lambda: (journal.pay.tabled(self._epochs_told), journal.pay.sums(*given)),
-        )
+
+        def look() -> tuple[list[Tabled], Sums]:
+            found = journal.pay.tabled(self._epochs_told), journal.pay.sums(self._own, pool.threshold, posted, earned)
+            if known is not None and len(self._ledger.tables) > 1:
+                # The newest table may still be in a block that is replaced; what was not read may still be told apart.
+                # At each look: who was away is told of old epochs later.
+                journal.pay.forget_epochs(min(self._ledger.tables[-2].epoch, known.through))
+            return found
+
+        self._tabled, sums = await journal.do(look)
         self._waiting = sums.certified
         allowed = 0
         if due:  # a node's size bounds what it is paid at once
@@ -411,11 +448,6 @@ class Claimer(ChainPoller):
             paid=self._ledger.paid,
             filed=self.filing.filed.left,
         )
-        if known is not None and len(self._ledger.tables) > 1:
-            # The newest table may still be in a block that is replaced; what was not read may still be told apart.
-            through = min(self._ledger.tables[-2].epoch, known.through)
-            # At each look: who was away is told of old epochs later.
-            await journal.do(journal.pay.forget_epochs, through)
 
     async def _note(self, seen: PoolRecord, head: TableHead | None, line: int, claimed: int) -> None:
         """Keep where this node's works are, table by table."""

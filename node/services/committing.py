@@ -67,7 +67,16 @@ class OwnWorks:
         self.done = WorkDone({}, Counter(), 0)
 
     async def count(self) -> None:
-        self.done = await self._journal.do(self._journal.files.work_done, self._context.run.root)
+        self.done = await self._journal.do(self._read)
+
+    async def made(self, policy_root: bytes) -> int:
+        """Files that this node committed to for a policy; what was done is counted with them."""
+        said = self._journal.count_said
+        made, self.done = await self._journal.do(lambda: (said("commitment", policy_root), self._read()))
+        return made
+
+    def _read(self) -> WorkDone:
+        return self._journal.files.work_done(self._context.run.root)
 
     async def repeat(self) -> None:
         """After a restart: say again what was committed last; the files are still in the store."""
@@ -100,6 +109,7 @@ class OwnWorks:
         """The pool has decided on a work of ours, or otherwise than before: its owner is told, with the reasons that
         validators gave."""
         root, units, progress = work.commitment.file_root, work.commitment.units, self._context.progress
+        reasons: list[str] = []
         if accepted:
             price = self._context.price
             worth = f", worth {tokens(units * price)} tokens" if price else ""
@@ -108,9 +118,14 @@ class OwnWorks:
             votes = self._context.state.vote_set.rejecting(work.id).values()
             reasons = sorted({reason_name(vote.verdict.reason) for vote in votes} or {"disputed"})
             details = sorted({vote.detail for vote in votes if vote.detail})
-            await self._journal.do(self._journal.files.note_reasons, root, ", ".join(reasons))
             why = ", ".join(reasons) + (f" ({details[0]})" if details else "")
             progress.tell("refused", f"{work.title}: {why}")
             log.warning("work.refused", root=root.hex(), reasons=reasons, details=details[:3])
-        await self._journal.do(self._journal.files.judge_file, root, "accepted" if accepted else "rejected")
-        await self.count()
+
+        def note() -> WorkDone:
+            if reasons:
+                self._journal.files.note_reasons(root, ", ".join(reasons))
+            self._journal.files.judge_file(root, "accepted" if accepted else "rejected")
+            return self._read()
+
+        self.done = await self._journal.do(note)

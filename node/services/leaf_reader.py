@@ -55,6 +55,10 @@ class LeafReader(ChainPoller):
         if now - self._said_at < every:
             return
         self._said_at = now
+        # The journal has words of these alone.
+        judges = {one for bench in self._ledger.benches for one in bench.validators}
+        if not any(one != self._own and self._is_inactive(one, now - 2 * every) for one in judges):
+            return
         for _, author, _, _, raw in await self._journal.do(self._journal.earned.roots, seen.first, 2**62):
             if author != self._own and self._is_inactive(author, now - 2 * every):
                 await self._context.board.post_raw(raw)

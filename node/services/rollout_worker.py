@@ -202,7 +202,7 @@ class RolloutWorker(Service):
             policy = self._context.policy_cache.newest or await self._context.policy_cache.newer_than(-1)
             self._note_arrival(policy)
             # From the journal and not from memory: an index that is used twice costs the stake.
-            made = await self._journal.do(self._journal.count_said, "commitment", policy.root)
+            made = await self.works.made(policy.root)
             now, patience, quiet = self._context.clock.monotonic(), self._patience(), self._quiet()
             waited = now - self._arrived_at
             equivocation = self._context.state.policies.equivocation
@@ -303,7 +303,6 @@ class RolloutWorker(Service):
 
     async def _commit(self, policy: HeldPolicy, index: int, produced: Produced) -> None:
         commitment = await commit(self._context, policy.root, index, Path(produced.path), produced.units, policy.step)
-        await self.works.count()
         self.rate.add(produced.tokens)
         self.last_reward = produced.reward_estimate
         log.info(

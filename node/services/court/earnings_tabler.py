@@ -89,6 +89,9 @@ class EarningsTabler(ChainPoller):
         self._mine: _Mine | None = None
         self._number = int(context.time.now())
         """The last one that this node signed. None of before its start: a journal that was lost knows none of them."""
+        self._given: object = None
+        self._made: EarningsTable | None = None
+        """The table that was made last, and of what."""
         self._doubted = b""
         """The root of the waiting table that was told to be another one than this node's."""
         self._pause = pauses[0]
@@ -263,14 +266,18 @@ class EarningsTabler(ChainPoller):
                     units[node] = min(units[node], found * pool.max_units_per_epoch)
         escrow = self._ledger.escrow(block, pool.reward_per_unit) - posted.total
         most = min(max(escrow, 0), pool.units_per_epoch * (last + 1 - first))
-        sources = [raw for *_, raw in await self._journal.do(self._journal.earned.roots, first, last, True)]
-        proofs = await self._journal.do(self._journal.earned.refusals, first, last)
+        book = self._journal.earned
+        roots, proofs = await self._journal.do(lambda: (book.roots(first, last, True), book.refusals(first, last)))
+        sources = [raw for *_, raw in roots]
         where = "a refusal in the journal"
         read = [cached(where, partial(msgspec.msgpack.decode, proof, type=RefusedWork)) for proof in proofs]
         refusals = [one for one in read if one is not None]
         claims = (self._ledger.claimed(), self._ledger.claimed(block))
         given = (self._pool, last, before, earned, most, *claims, sources, refusals)
-        table = await trio.to_thread.run_sync(table_after, *given)
+        # Looks are many while others sign: of the same it is the same table.
+        if given != self._given:
+            self._given, self._made = given, await trio.to_thread.run_sync(table_after, *given)
+        table = self._made
         more = sum(sum(units.values()) for units in earned.values()) + (before.behind if before else 0)
         if table is None and more:
             self.waiting = f"{more} units are certified, and the pool can pay for {most} now"

@@ -173,7 +173,12 @@ class Values:
         fetched, away = await self._fetch_reports(work, votes)
         reports = in_order(work, fetched)
         path = await fetch()
-        agreed, alone, apart = await trio.to_thread.run_sync(_sorted, reports, self._tolerance)
+        # Of one report there is nothing to compare.
+        agreed, alone, apart = (
+            await trio.to_thread.run_sync(_sorted, reports, self._tolerance)
+            if len(reports) > 1
+            else _sorted(reports, self._tolerance)
+        )
         wanted = sorted(apart) if self._context.quorum == 1 else sorted(apart | alone.keys())
         rows = dict(agreed)
         found = await self._recompute(work, path, wanted, reports, votes)

@@ -46,19 +46,26 @@ async def test_a_small_blob_that_just_came_is_handed_on_from_memory_until_it_is_
 
     monkeypatch.setattr(files, "read_pieces", from_disk)
     mine, large = await store.add(b"mine"), await store.add(os.urandom(files.SMALL + 1))
+    small, big = tmp_path / "small", tmp_path / "big"
+    small.write_bytes(b"a file")
+    big.write_bytes(os.urandom(files.SMALL + 1))
+    copied, copied_large = await store.add(small), await store.add(big)
+    small.write_bytes(b"another")
     told = describe(b"a peer's")
     assert await store.take_whole(told, memoryview(b"a peer's"))
     assert not await store.take_whole(describe(b"another"), memoryview(b"tampered"))
     assert await store.read_pieces(mine.root, [0], b"head ") == b"head mine"
+    assert await store.read_pieces(copied.root, [0]) == b"a file"
     assert await store.read_pieces(told.root, [0]) == b"a peer's" and not read
-    await store.read_pieces(large.root, [0])
-    assert len(read) == 1, "only small ones are kept"
+    for one in (large, copied_large):
+        await store.read_pieces(one.root, [0])
+    assert len(read) == 2, "only small ones are kept"
     store.evict(mine.root)
     with pytest.raises(BlobUnavailable):
         await store.read_pieces(mine.root, [0])
     for number in range(64):
         await store.add(bytes([number]))
-    assert await store.read_pieces(told.root, [0]) == b"a peer's" and len(read) == 2, "and only the newest"
+    assert await store.read_pieces(told.root, [0]) == b"a peer's" and len(read) == 3, "and only the newest"
 
 
 async def test_a_moved_file_is_taken_over_without_a_copy(tmp_path: Path) -> None:

@@ -68,7 +68,8 @@ class Gateway:
         return None
 
     def _logs(self, asked: dict[str, Any]) -> dict[str, Any] | None:
-        first, last = int(asked["fromBlock"], 16), int(asked["toBlock"], 16)
+        first, newest = int(asked["fromBlock"], 16), asked["toBlock"] == "latest"
+        last = self._head() if newest else int(asked["toBlock"], 16)
         self.logs_asked.append((first, last))
         if last - first + 1 > self._range:
             return {"error": {"code": -32602, "message": f"range {last - first + 1} exceeds limit of {self._range}"}}

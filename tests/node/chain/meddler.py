@@ -5,6 +5,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -21,7 +22,8 @@ class Meddler:
     An answer is a JSON-RPC object's rest, or None for no answer at all. Each is used `times` times. lags: methods that
     know nothing for so many seconds after the last transaction was taken. at: told of every method that is asked for,
     before and after the real endpoint is. rule: request -> what to answer instead of asking, None to go on; rewrite:
-    the real endpoint's answer -> what is handed on.
+    the real endpoint's answer -> what is handed on; batches: whether several questions may be one request; posts: how
+    many requests came.
     """
 
     def __init__(self, target: str) -> None:
@@ -30,12 +32,28 @@ class Meddler:
         self.after: dict[str, dict[str, Any] | None] = {}
         self.lags: dict[str, float] = {}
         self.times = 1_000_000
-        self.sent = 0
+        self.sent = self.posts = 0
+        self.batches = True
         self.url = ""
         self.at: Callable[[str, str], None] = lambda method, when: None
         self.rule: Callable[[dict[str, Any]], dict[str, Any] | None] = lambda request: None
         self.rewrite: Callable[[dict[str, Any]], dict[str, Any]] = lambda answer: answer
         self._sent_at = -math.inf  # nothing was sent; the clock begins at boot, which may be a minute ago
+
+    def all_answers(self, requests: Any) -> Any:
+        """To one question or to several."""
+        self.posts += 1
+        if not isinstance(requests, list):
+            return self.answer(requests)
+        if not self.batches:
+            return {
+                "jsonrpc": "2.0",
+                "id": None,
+                "error": {"code": -32600, "message": "Batch requests are not allowed"},
+            }
+        with ThreadPoolExecutor(len(requests)) as pool:
+            given = list(pool.map(self.answer, requests))
+        return None if None in given else given
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any] | None:
         method = request["method"]
@@ -70,7 +88,7 @@ def meddling(target: str) -> Iterator[Meddler]:
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            given = meddler.answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            given = meddler.all_answers(json.loads(self.rfile.read(int(self.headers["content-length"]))))
             body = b"" if given is None else json.dumps(given).encode()
             try:
                 self.send_response(502 if given is None else 200)

@@ -3,12 +3,16 @@
 import json
 import subprocess
 import sys
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from web3.types import RPCEndpoint
 
-from node.chain.answers import MAX_NESTING, BadAnswer, parse_answer
+from contracts.asking import at_once
+from node.chain.answers import MAX_NESTING, BadAnswer, parse_answer, parse_answers
 from node.chain.blocks import Block
 from node.chain.errors import RpcUnreachable
 from node.chain.follower import EventStore
@@ -153,3 +157,64 @@ def test_a_wrong_type_at_one_endpoint_is_asked_of_the_next(profile: Any, meddler
             alone.make_request("eth_blockNumber", [])  # type: ignore[arg-type]
     finally:
         alone.close()
+
+
+def test_answers_to_questions_that_were_one_request_are_told_apart_by_their_numbers() -> None:
+    rows = [{"id": 2, "error": {"code": 3, "message": "execution reverted"}}, {"id": 1, "result": "0x7"}]
+    told = parse_answers(["eth_gasPrice", "eth_call"], json.dumps(rows).encode())
+    assert isinstance(told[0], dict) and told[0]["result"] == "0x7"
+    assert isinstance(told[1], EndpointRefused) and told[1].kind is RefusalKind.REVERTED
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {"id": None, "error": {"code": -32600, "message": "batch requests are not allowed"}},
+        [],
+        [{"id": 1, "result": "0x7"}],
+        [{"id": 1, "result": "0x7"}, {"id": 1, "result": "0x7"}],
+        [{"id": 1, "result": "0x7"}, {"id": 3, "result": "0x7"}],
+        [{"id": 1, "result": "0x7"}, {"id": [2], "result": "0x7"}],
+        [{"id": 1, "result": "0x7"}, {"id": 2, "result": "7"}],
+        [{"id": 1, "result": "0x7"}, {"id": 2}],
+        [{"id": 1, "result": "0x7"}, 5],
+    ],
+)
+def test_an_answer_to_several_questions_that_leaves_one_open_is_none(rows: Any) -> None:
+    with pytest.raises(BadAnswer):
+        parse_answers(["eth_gasPrice", "eth_gasPrice"], json.dumps(rows).encode())
+
+
+def test_an_endpoint_that_takes_one_question_at_a_time_is_asked_so_and_not_tried_each_time(
+    meddler: Any, profile: Any
+) -> None:
+    provider = FallbackProvider([meddler.url], profile.chain_id)
+    ask = partial(provider.make_request, RPCEndpoint("eth_blockNumber"), [])
+    with closing(provider):
+        one_by_one = []
+        for meddler.batches in (True, False):
+            for _ in range(2):
+                before = meddler.posts
+                assert len(at_once(ask, ask, ask)) == 3
+                one_by_one.append(meddler.posts - before)
+    assert one_by_one == [2, 1, 4, 3], "which chain it is, too, at first; then a refusal, which is remembered"
+
+
+def test_of_several_questions_what_a_contract_refuses_is_raised_and_what_the_endpoint_cannot_is_asked_elsewhere(
+    meddler: Any, profile: Any
+) -> None:
+    provider = FallbackProvider([meddler.url, *profile.rpc_urls], profile.chain_id)
+    number, price, call = (
+        partial(provider.make_request, RPCEndpoint(name), [])
+        for name in ("eth_blockNumber", "eth_gasPrice", "eth_call")
+    )
+    with closing(provider):
+        meddler.before["eth_gasPrice"] = {
+            "error": {"code": -32601, "message": "the method eth_gasPrice does not exist"}
+        }
+        assert all("result" in told for told in at_once(number, price))
+        assert provider.endpoints.url == meddler.url, "it lacks no more than a method"
+        meddler.before["eth_call"], before = {"error": {"code": 3, "message": "execution reverted"}}, meddler.posts
+        with pytest.raises(EndpointRefused) as caught:
+            at_once(number, call)
+        assert caught.value.kind is RefusalKind.REVERTED and meddler.posts == before + 1

@@ -49,6 +49,25 @@ async def mine(chain_rpc: Any) -> None:
         await trio.sleep(0.05)
 
 
+@pytest.mark.parametrize("batches", [True, False])
+async def test_where_each_look_finds_a_new_block_its_logs_come_along_with_it(
+    through: Any, meddler: Any, chain_rpc: Any, tmp_path: Path, batches: bool
+) -> None:
+    meddler.batches, looks = batches, 6
+    async with following(through, tmp_path / "f.sqlite", poll=0.6) as follower:
+        before = 0
+        with trio.fail_after(60):
+            for look in range(4 + looks):
+                before = meddler.posts if look == 4 else before
+                await trio.to_thread.run_sync(chain_rpc, "anvil_mine", "0x1")
+                await follower.looked.wait()
+            requests = meddler.posts - before
+            await through.direct.join(through.pool, "elsewhere")
+            while not (isinstance(event := await follower.events.receive(), Joined) and event.contact == "elsewhere"):
+                pass
+        assert requests <= looks + 3 if batches else requests >= 2 * looks - 2
+
+
 @pytest.mark.parametrize(("again", "all_told"), [(follower_module.AGAIN, True), (0, False)])
 async def test_events_are_not_lost_behind_machines_that_lag(
     through: Any,

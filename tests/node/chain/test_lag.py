@@ -5,12 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 import trio
-from web3 import Web3
 
 from node.chain.errors import FeeTooHigh, TransactionReplaced, TransactionUnconfirmed
 from node.chain.outbox import Fate
 from node.chain.receipts import use_of
-from node.chain.rpc import FallbackProvider
+from node.chain.rpc import Eth, FallbackProvider
 from node.chain.sender import SendLimits
 from tests.node.chain.test_sender import SEND, Sending, no_blocks, offers, sending, until
 
@@ -151,6 +150,6 @@ async def test_an_endpoint_that_shows_blocks_without_transactions_is_no_proof(se
     meddler.before[BLOCK] = {"result": shown}
     provider = FallbackProvider([meddler.url], sending.profile.chain_id)
     try:
-        assert use_of(Web3(provider), sending.key.address, 0) is None
+        assert use_of(Eth(provider.endpoints), sending.key.address, 0) is None
     finally:
         provider.close()

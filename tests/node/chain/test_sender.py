@@ -16,6 +16,7 @@ from node.chain.errors import InsufficientFunds, TransactionReplaced, Transactio
 from node.chain.faucet import DevnetFaucet
 from node.chain.outbox import Fate, Outbox
 from node.chain.profile import NetworkProfile
+from node.chain.refusals import RECEIPT
 from node.chain.sender import SendLimits
 from protocol.identity import NodeKey
 
@@ -182,6 +183,19 @@ async def test_an_endpoint_that_counts_too_few_does_not_make_us_use_a_number_twi
     await client.faucet(sending.gets, 6)
     assert await sending.got() == 11
     assert sending.fates() == [Fate.MINED, Fate.MINED]
+
+
+@pytest.mark.parametrize(("batches", "requests"), [(True, 3), (False, 8)])
+async def test_a_transaction_takes_three_requests(sending: Sending, meddler: Any, batches: bool, requests: int) -> None:
+    """What is asked before it, the sending, and its receipt; the control takes one question at a time."""
+    meddler.batches = batches
+    client, looks = sending.client(meddler.url, limits=SendLimits(bump_after=60.0)), list[str]()
+    await client.faucet(sending.gets, 1)
+    before = meddler.posts
+    meddler.at = lambda method, when: looks.append(method) if (method, when) == (RECEIPT, "before") else None
+    await client.faucet(sending.gets, 2)
+    # On a busy machine the receipt is not there at the first look, which then asks whether the number is used.
+    assert meddler.posts - before - 2 * (len(looks) - 1) == requests
 
 
 async def test_too_low_a_fee_is_raised_at_once(sending: Sending, meddler: Any) -> None:

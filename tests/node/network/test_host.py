@@ -48,6 +48,17 @@ def _raw(network: Libp2pNetwork) -> ID:
     return ID.from_base58(network.peer_id)
 
 
+async def test_nobody_who_is_told_of_streams_does_anything_with_it(real) -> None:
+    """So they are not told: it took three tasks, twice a stream, on both sides."""
+    one, _ = await _pair(real)
+    notifees = one._swarm.notifees
+    assert len(notifees) >= 3
+    for notifee in notifees:
+        # Whoever looked at one would fail.
+        await notifee.opened_stream(None, None)
+        await notifee.closed_stream(None, None)
+
+
 @pytest.mark.parametrize(
     "frame",
     [

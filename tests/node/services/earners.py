@@ -265,7 +265,7 @@ class Treasury:
 
     async def claim(
         self, pool: int, node: Address, units: int, proof: Sequence[bytes], patience: Patience | None = None
-    ) -> None:
+    ) -> SimpleNamespace:
         await self._answer()
         if not verify(self.posted.root, EarningsLine(address_bytes(node), units).leaf(), proof):
             raise Reverted("claim", "BadProof", {})
@@ -284,6 +284,7 @@ class Treasury:
         self._tell(Claimed, node=node, provider=provider_of(node), units=due, amount=due * PRICE)
         if self.loses_answers:
             raise ChainError("no answer", "lost on its way back", "wait")
+        return SimpleNamespace(events=(self.told[-1],))
 
     def _filings(self) -> Filings | None:
         if not self.stopped_at:
