@@ -26,9 +26,10 @@ def engine(
     repeats: int = 0,
     first_pause: float = 0.01,
     cancel_grace: float = 120.0,
+    silent: float = 0.5,
 ) -> EngineProcess:
     """Impatient, and asks for nothing again unless told otherwise."""
-    link = partial(ChildLink, silent=0.5, ping_every=0.2, cancel_grace=cancel_grace)
+    link = partial(ChildLink, silent=silent, ping_every=0.2, cancel_grace=cancel_grace)
     return EngineProcess(command, b"{}", Path(assets), link=link, first_pause=first_pause, repeats=repeats)
 
 
@@ -249,7 +250,7 @@ async def test_a_new_child_that_computes_in_another_way_makes_nothing(tmp_path: 
 
 
 async def test_an_engine_that_is_put_away_leaves_no_process_and_comes_back_when_it_is_woken() -> None:
-    child = engine()
+    child = engine(silent=60.0)
     async with trio.open_nursery() as nursery:
         await nursery.start(child.run)
         first = child.pid

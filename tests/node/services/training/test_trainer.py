@@ -171,7 +171,7 @@ class Swarm:
         )
         file = encode(RolloutBatch(RolloutHeader(1, WORKER, policy(step).hex(), index), rows))
         report = encode_report(ValidatorReport(ReportHeader(root.hex(), policy(step).hex()), values))
-        report_root = bytes([200, step, index, 0]) * 8
+        report_root = describe(report).root
         (self._folder / root.hex()).write_bytes(file)
         (self._folder / report_root.hex()).write_bytes(report)
         promise = WorkCommitment(1, WORKER, policy(step), index, root, 12)
