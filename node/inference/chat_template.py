@@ -12,8 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from node.inference.architectures import beyond_bounds
 from node.inference.errors import ModelError, panics_as_errors
-from node.inference.model_files import MAX_CONFIG_BYTES, read_json
+from node.inference.model_files import MAX_CONFIG_BYTES, language_config, read_json
 
 Messages = Sequence[Mapping[str, str]]
 Render = Callable[[Messages], str]
@@ -152,6 +153,10 @@ def _asked_for(directory: Path) -> ChatTemplate:
     """As transformers has it."""
     from transformers import AutoTokenizer
 
+    # It looks into the model's description for the tokenizer's kind, and counts the layers there.
+    config = directory / "config.json"
+    if config.exists() and (why := beyond_bounds(language_config(read_json(config)))):
+        raise _unusable(f"{config}: {why}", "correct it")
     try:
         with panics_as_errors():
             tokenizer: Any = AutoTokenizer.from_pretrained(

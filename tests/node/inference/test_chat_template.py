@@ -10,6 +10,7 @@ from jinja2 import TemplateError
 
 from node.inference.chat_template import load_template, stated
 from node.inference.errors import ModelError
+from node.inference.tokenizer import LocalTokenizer
 from node.training.warmstart import write_config, write_tokenizer
 
 CHATML = "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] }}{% endfor %}"
@@ -110,3 +111,16 @@ def test_a_template_draws_nothing(tmp_path: Path, template: str) -> None:
     directory = model(tmp_path, chat_template=template)
     with pytest.raises((ModelError, TemplateError), match="random|lipsum"):
         load_template(directory)([{"role": "user", "content": "a"}])
+
+
+def test_a_description_that_nobody_could_count_is_refused_before_transformers_counts(tmp_path: Path) -> None:
+    """Asked for a template it reads the model's description as well, and lists a kind for each of its layers."""
+    write_tokenizer(tmp_path, "ab")
+    write_config(tmp_path, 4, hidden=64, layers=1)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1 << 40}))
+    with pytest.raises(ModelError, match="num_hidden_layers must be a whole number"):
+        LocalTokenizer(tmp_path).encode_chat("a")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="has none"):
+        LocalTokenizer(tmp_path).encode_chat("a")
