@@ -71,8 +71,10 @@ class LeaderWatch:
     def sound(self, term: Term) -> int:
         """The newest policy of which nothing says that its making is withheld."""
         newest = max(self._context.state.policies.newest_step, 0)
-        looks, number = self._looks, term.number
-        sound = looks and (looks.sound(number) if looks.sound(number) is not None else looks.sound_of_some(number))
+        looks = self._looks
+        sound = looks.sound(term.number) if looks is not None else None
+        if looks is not None and sound is None:
+            sound = looks.sound_of_some(term.number)
         return newest if sound is None else min(newest, max(sound, 0))
 
     def _is_inactive(self, term: Term) -> bool:

@@ -174,17 +174,21 @@ class OpenAi:
 
     async def _tokenize(self, request: Request) -> Response:
         data = await _body(request)
-        body = await self.in_a_thread(_read_body, data)
-        tokens = (await self.in_a_thread(partial(self._prompts, chat="messages" in body), body))[0]
+
+        def read() -> list[int]:
+            body = _read_body(data)
+            return self._prompts(body, chat="messages" in body)[0]
+
+        tokens = await self.in_a_thread(read)
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": self._answerer.positions})
 
     async def _complete(self, request: Request, *, chat: bool) -> Response:
         data = await _body(request)
         return _Answering(self, await self.in_a_thread(lambda: self._read(_read_body(data), chat=chat)))
 
-    async def in_a_thread(self, compute: Callable[..., T], *arguments: Any) -> T:
+    async def in_a_thread(self, compute: Callable[[], T]) -> T:
         """Four megabytes are made tokens of, or a million rows text: seconds, in which the loop answers others."""
-        return await trio.to_thread.run_sync(compute, *arguments, limiter=self._reading)
+        return await trio.to_thread.run_sync(compute, limiter=self._reading)
 
     @contextmanager
     def place(self, asked: CompletionRequest) -> Iterator[None]:
@@ -387,7 +391,7 @@ class _Answering(Response):
             values = [await self._likelihoods(place, one) for place, one in enumerate(said)]
         except IntellectError as error:
             return OpenAIRefused(f"{error.what}: {error.why}", status=500).response()
-        return await self._api.in_a_thread(self._written, said, values)
+        return await self._api.in_a_thread(partial(self._written, said, values))
 
     async def _likelihoods(self, place: int, one: _Said) -> list[Likelihood]:
         asked, prompt = self._asked, self._asked.prompts[place // self._asked.count]

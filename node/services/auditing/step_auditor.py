@@ -255,8 +255,8 @@ class StepAuditor(Service):
             # An accuser names the statement. What is replayed must be the one that was announced here.
             if self._replaying.statement(statement.step) != statement:
                 raise Unavailable("what was judged is not what the trainer announced")
+            again = statement in self._looks.vain
             # Seconds for the next checkpoint, where the same class came to other bits: it says how far they are apart.
-            again = any(one == statement for one in self._looks.vain)
             found = await self._replaying.audited(statement, 300.0, hurries=again)
             # Nobody's accusation ends a row, as none makes one: an accomplice's would come in time.
             if self._is_drawn(statement):

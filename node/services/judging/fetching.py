@@ -263,9 +263,11 @@ class Fetching:
         sources = lambda: [work.node, *self._context.state.validators(), self._context.membership.trainer]
         root, seconds = work.commitment.file_root, self._patience(work)
         path = await owed(self._context, root, sources, work.most_bytes, seconds, "rollout.unavailable")
-        if path is not None:
+        if path is None:
+            self._owing.add(work.node)
+        else:
             self._register.was_delivered(work)
-        (self._owing.add if path is None else self._owing.discard)(work.node)
+            self._owing.discard(work.node)
         return path
 
     def _patience(self, work: RegisteredWork) -> float:

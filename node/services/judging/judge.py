@@ -121,10 +121,11 @@ class Validator(Service):
     async def run(self) -> None:
         await self.own_lots.prepare()
         async with trio.open_nursery() as nursery:
-            beside = self._slashing.run, self._fetching.run, self._pronouncing.run, self._peer_audit.run
+            for part in (self.own_lots, self._slashing, self._fetching, self._pronouncing, self._peer_audit):
+                nursery.start_soon(part.run)
+            nursery.start_soon(self._follow_policies)
             # Others' standings are part of what takes a stake: it needs two classes of engines (ADR 007).
-            for story in (self.own_lots.run, self._follow_policies, *beside, self._heed_others):
-                nursery.start_soon(story)
+            nursery.start_soon(self._heed_others)
             await self._judge_files(nursery)
 
     # what is heard

@@ -200,10 +200,8 @@ class ContributionJudge:
 
     async def _had(self, root: bytes, node: Address, most: int) -> Path | None:
         """A file that a peer owes, from it or another validator. As `owed`."""
-        seconds, sources = (
-            self._context.run.spec.audit.delivery_seconds,
-            lambda: [node, *self._context.state.validators()],
-        )
+        sources = lambda: [node, *self._context.state.validators()]
+        seconds = self._context.run.spec.audit.delivery_seconds
         return await owed(self._context, root, sources, most, seconds, "state.unavailable")
 
     async def _hear_claim(self, node: Address, replica_id: int) -> None:
