@@ -76,6 +76,8 @@ class EngineProcess:
         self._ready = trio.Event()
         self._asleep = False
         self._slept = Changes()
+        self._was_put_away = False
+        """Of the child that runs, or ran last."""
         self._asking = 0
         self._rules: VerificationSpec | None = None
         self._role = "worker"
@@ -144,9 +146,12 @@ class EngineProcess:
             try:
                 await self._run_child(task_status)
             except EngineError as error:
-                if self._asleep:
+                # Not asked whether it still sleeps: it may have been woken while its child was ending.
+                if self._was_put_away:
                     self._starts -= 1  # the next one is no restart
                     continue
+                if self._asleep:
+                    continue  # there was no child to put away yet
                 # Only a child that was never ready ends the service: one that was may have met what passes.
                 hopeless = not isinstance(error, EngineCrashed) or failures + 1 >= 3  # it never started
                 if self.ready is None and hopeless:
@@ -217,7 +222,7 @@ class EngineProcess:
 
     async def _run_child(self, task_status: trio.TaskStatus[None]) -> None:
         """One child's life: start, prepare, serve until it breaks. Always raises."""
-        self._worked = False
+        self._worked = self._was_put_away = False
         process = self._process = await self._spawn()
         self._starts += 1
         link, objection = self._make_link(process), None
@@ -238,6 +243,7 @@ class EngineProcess:
 
     async def _put_away(self, link: ChildLink) -> None:
         await self._slept.until(lambda: self._asleep)
+        self._was_put_away = True
         link.close()
 
     async def _introduce(self, link: ChildLink, task_status: trio.TaskStatus[None]) -> EngineError | None:

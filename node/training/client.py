@@ -64,6 +64,8 @@ class SpoolProcess:
         self._finishing = trio.Event()
         self._asleep = False
         self._slept = Changes()
+        self._was_put_away = False
+        """Of the child that runs, or ran last."""
         self.restarts = 0
         """How often it was started again."""
         self.memory = ""
@@ -102,11 +104,12 @@ class SpoolProcess:
         failures, progress = 0, self._progress()
         while True:
             status = await self._run_once()
-            if (status == 0 and not self._asleep) or self._finishing.is_set():
-                return
-            if self._asleep:
+            # Not asked whether it still sleeps: it may have been woken while its child was ending, which takes seconds.
+            if self._was_put_away and not self._finishing.is_set():
                 await self._slept.until(lambda: not self._asleep)
                 continue
+            if status == 0 or self._finishing.is_set():
+                return
             self._raise_if_given_up()
             newest = self._progress()
             # Progress begins the count anew: a run of weeks may lose its process many times.
@@ -140,7 +143,7 @@ class SpoolProcess:
         # In the environment, too: OpenMP reads it while torch is imported, which is before a child reads its settings.
         environment = {**os.environ, "OMP_NUM_THREADS": str(self._settings.threads), **self._cards}
         process = await self._starter.start(command, environment, heard=False)
-        self._process = process
+        self._process, self._was_put_away = process, False
         log.info(f"{self.name}.started", pid=process.pid)
         try:
             async with trio.open_nursery() as nursery:
@@ -157,6 +160,7 @@ class SpoolProcess:
 
     async def _stop_when_put_away(self, process: ChildProcess) -> None:
         await self._slept.until(lambda: self._asleep)
+        self._was_put_away = True
         await self._stop(process)
 
     async def _stop_when_finishing(self, process: ChildProcess) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 import trio
+import trio.testing
 
 from node.inference.client import EngineProcess
 from node.inference.errors import EngineCrashed, EngineError, EngineTimeout
@@ -264,6 +265,19 @@ async def test_an_engine_that_is_put_away_leaves_no_process_and_comes_back_when_
         child.wake()
         assert isinstance(await child.ask(load("well"), timeout=30), Loaded)
         assert child.pid not in (None, first) and child.restarts == 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_one_that_is_woken_while_its_child_still_ends_has_not_crashed() -> None:
+    child = engine(silent=60.0)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(child.run)
+        first = child.pid
+        child.sleep()
+        await trio.testing.wait_all_tasks_blocked()  # it waits for the end of its child
+        child.wake()
+        assert isinstance(await child.ask(load("well"), timeout=30), Loaded)
+        assert child.pid != first and child.restarts == 0
         nursery.cancel_scope.cancel()
 
 
