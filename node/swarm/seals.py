@@ -5,6 +5,7 @@ for a while, nor paid. Pure: the clock is an argument.
 """
 
 import math
+from collections import Counter, deque
 from collections.abc import Callable
 from itertools import islice
 
@@ -38,11 +39,13 @@ pay at most; verdicts that it shows late count. One that let a single seal's tim
 
 class _Seal(msgspec.Struct):
     """A verdict's way to be shown. seal: empty where it was shown without one, and not as the last that was awaited;
-    at: when the seal came, or the verdict without one; shown: when the verdict did."""
+    at: when the seal came, or the verdict without one; shown: when the verdict did; hurried: who was still waited for
+    then, and may seal after it."""
 
     seal: bytes
     at: float
     shown: float = math.inf
+    hurried: frozenset[Address] = frozenset()
 
 
 class _Sealer(msgspec.Struct):
@@ -77,6 +80,10 @@ class Seals:
         self._patience = patience
         self._opening = patience + OPENING_GRACE
         self._sealers: dict[Address, _Sealer] = {}
+        self._late_files: Counter[Address] = Counter()
+        """By validator: files in a row that it had not sealed SEAL_SECONDS after the quorum."""
+        self._counting: deque[tuple[float, WorkId]] = deque(maxlen=SEALS)
+        """Works that a quorum has sealed, and when that time is over."""
         self._moment = -math.inf
         register.follow_closed(self._close)
 
@@ -96,12 +103,44 @@ class Seals:
         """A validator shows its verdict."""
         id = work_id(signed.message.verdict)
         # The last that was awaited: shown before the others' it is as good as sealed.
-        is_last = len({signed.author, *self.sealing(id)}) >= self._bench.quorum
+        sealing = {signed.author, *self.sealing(id)}
+        is_last = len(sealing) >= self._bench.quorum
         self._sealed(signed.author, id, seal_of(signed.message, signed.author) if is_last else b"")
         self._is_late(signed.author)  # noted while it can be seen
         sealer = self._sealers[signed.author]
         sealer.unopened.pop(id, None)
-        sealer.seals[id].shown = min(sealer.seals[id].shown, self._next_moment())
+        way = sealer.seals[id]
+        if way.shown == math.inf:
+            way.shown = self._next_moment()
+            way.hurried = self._hurried(id, way, sealing)
+
+    def _hurried(self, id: WorkId, way: _Seal, sealing: set[Address]) -> frozenset[Address]:
+        """Whom a verdict that was just shown did not wait for, though everybody else would have. sealing: with its
+        author."""
+        # A validator shows its verdict once nobody is awaited, or its own time or the others' is over. Words travel: of
+        # its own time OPENING_GRACE may be lacking here, of the others' half.
+        sealed = sorted(one.seals[id].at for who, one in self._sealers.items() if who in sealing and id in one.seals)
+        others_over = (sealed[self._bench.quorum - 1 :] or [math.inf])[0] + SEAL_SECONDS / 2
+        own_over = way.at + max(self._patience / 2, self._patience - OPENING_GRACE)
+        if len(sealed) > self._bench.quorum or way.shown >= min(others_over, own_over):
+            return frozenset()
+        return frozenset(self.awaited(id))
+
+    def awaited(self, id: WorkId) -> set[Address]:
+        """Living validators without a seal on a work that are waited for though a quorum has sealed it: not those that
+        sealed none of the last files in time."""
+        self._count_late()
+        let_pass = self._vote_set.files_let_pass(self._bench.quorum)
+        living = set(self._vote_set.active_validators()) - self.has_sealed(id)
+        return {one for one in living if self._late_files[one] < let_pass}
+
+    def _count_late(self) -> None:
+        while self._counting and self._counting[0][0] <= self._clock():
+            over, id = self._counting.popleft()
+            for one in self._vote_set.active_validators() if self._register.get(id) is not None else ():
+                sealer = self._sealers.get(one)
+                in_time = sealer is not None and id in sealer.seals and sealer.seals[id].at <= over
+                self._late_files[one] = 0 if in_time else self._late_files[one] + 1
 
     def _sealed(self, author: Address, id: WorkId, seal: bytes) -> bool:
         """Note a seal; False if there was one. The first of a work counts: another one for the same work fits nothing
@@ -110,6 +149,8 @@ class Seals:
         known = sealer.seals.get(id)
         if known is None:
             sealer.seals[id] = _Seal(seal, self._next_moment())
+            if sum(id in one.seals for one in self._sealers.values()) == self._bench.quorum:
+                self._counting.append((self._clock() + SEAL_SECONDS, id))
         # The first seal binds. A second one would let its author choose, after it has seen the others.
         elif known.seal:
             return False
@@ -194,7 +235,7 @@ class Seals:
     def was_sealed(self, id: WorkId, validator: Address) -> bool:
         """Whether a validator is paid for its verdict on a work, as far as seals go: it sealed before anybody's was
         shown that had to be, or in the place of those who sealed and did not show; otherwise it may have copied it. And
-        it did not show its own before it had to, to a copier or at the cost of whoever seals next."""
+        it did not show its own before it had to, to a copier. Who hurries takes nobody's pay who is waited for."""
         if len(self._bench.validators) == 1:
             return True  # there is nobody to copy from
         said, work = self._vote_set.verdict_of(id, validator), self._register.get(id)
@@ -215,7 +256,7 @@ class Seals:
         missing = {author for author, way in before.items() if self._lets_pass(author, work, way)}
         showed = {author for author, way in before.items() if way.shown < math.inf} - missing
         stands_in = missing and len(showed) < quorum
-        first = not any(way.shown < own.at and had_to(way) for way in ways.values())
+        first = not any(way.shown < own.at and had_to(way) and validator not in way.hurried for way in ways.values())
         return had_to(own) and bool(first or stands_in)
 
     def withhold(self, validator: Address, window: int) -> None:

@@ -6,9 +6,7 @@ that nothing could be decided, and a slow validator would lose its pay to whoeve
 the last files in that time is not waited for until it does: its silence would cost each file those seconds.
 """
 
-import math
 import secrets
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,8 +46,6 @@ class VerdictPublisher:
         self._context = context
         self._own = context.key.address
         self._is_calm = is_calm
-        self._late: Counter[Address] = Counter()
-        """By validator: files in a row that it had not sealed SEAL_SECONDS after the quorum."""
         self._unshown: dict[WorkId, Bell] = {}
         """Rung when somebody else has its verdict on a work, too."""
         waiting = 1024
@@ -72,7 +68,7 @@ class VerdictPublisher:
         """Say a verdict as soon as nobody can copy it any more, or has had the time to seal its own. Whoever is the
         last of those that are awaited needs no seal: its verdict is the first to be shown."""
         board, state, audit = self._context.board, self._context.state, self._context.run.spec.audit
-        over, seal, another = math.inf, Seal(id, seal_of(message, self._own)), Bell()
+        seal, another = Seal(id, seal_of(message, self._own)), Bell()
         self._unshown[id] = another
         # Seconds that a seal waits for other words of this node; the second where files wait longer than that anyway.
         board.say([seal], within=0.3 if self._is_calm() else 2.0)
@@ -80,8 +76,7 @@ class VerdictPublisher:
             while True:
                 sealed = state.seals.sealing(id) | {self._own}
                 if len(sealed) >= self._context.quorum:
-                    over = min(over, trio.current_time() + SEAL_SECONDS)
-                    patience.deadline = min(patience.deadline, over)
+                    patience.deadline = min(patience.deadline, trio.current_time() + SEAL_SECONDS)
                 if self._enough_sealed(id, sealed):
                     break
                 # Seconds after which it is looked again for whom to wait: no fact tells who has fallen silent.
@@ -90,12 +85,6 @@ class VerdictPublisher:
         awaited = board.withdraw(seal) or self._is_needed(id)
         # Likewise a verdict that may be shown; the second where a quorum of others decides the file without it.
         board.say([message], within=0.05 if awaited else 1.0)
-        # Not when this verdict was shown but when the time is over: until then a slower one is not late.
-        if over < math.inf:
-            await trio.sleep_until(over)
-            in_time = state.seals.has_sealed(id)
-            for one in state.vote_set.active_validators():
-                self._late[one] = 0 if one in in_time else self._late[one] + 1
 
     def _is_needed(self, id: WorkId) -> bool:
         """Whether this verdict is among the quorum that decides a work: of those who sealed it the first, in an order
@@ -112,14 +101,10 @@ class VerdictPublisher:
     def _enough_sealed(self, id: WorkId, sealed: set[Address]) -> bool:
         """Whether all sealed who are awaited: everybody, or, where files are shared out, one more than the quorum; of
         those who have been late for some files in a row nobody, once the quorum has. sealed: who is counted on."""
-        vote_set, quorum = self._context.state.vote_set, self._context.quorum
-        if len(sealed) > quorum:
-            return True
-        awaited = set(vote_set.active_validators()) - sealed - self._context.state.seals.has_sealed(id)
+        state, quorum = self._context.state, self._context.quorum
         if len(sealed) < quorum:
-            return not awaited
-        let_pass = vote_set.files_let_pass(quorum)
-        return all(self._late[one] >= let_pass for one in awaited)
+            return not set(state.vote_set.active_validators()) - sealed - state.seals.has_sealed(id)
+        return len(sealed) > quorum or not state.seals.awaited(id) - sealed
 
     async def say(self, work: RegisteredWork, message: VerdictIssued | VerdictRechecked) -> None:
         """Journal, then seal and show; what was found in a dispute is shown at once."""

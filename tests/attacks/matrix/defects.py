@@ -33,6 +33,7 @@ from node.swarm.checkpoints import OfferedCheckpoints
 from node.swarm.facts import PolicyFollowed, RunTold
 from node.swarm.membership import Membership
 from node.swarm.policies import PolicyIndex
+from node.swarm.seals import Seals
 from node.swarm.step_votes import StepVotes
 from node.swarm.task_table import TaskTable
 from node.swarm.terms import LeaderTerms
@@ -205,6 +206,12 @@ def what_is_withheld_speaks_against_nobody() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def who_hurries_takes_the_pay_of_slower_ones() -> Iterator[None]:
+    with patch.object(Seals, "_hurried", lambda *_: frozenset()):
+        yield
+
+
 Defect = Callable[[], AbstractContextManager[None]]
 FOUND_BY: dict[Defect, tuple[str, str]] = {
     former_trainers_count: ("dismissed/PolicyAnnounced/statement.step+1 fresh/once/apart/all/honest", "policies"),
@@ -235,6 +242,10 @@ FOUND_BY: dict[Defect, tuple[str, str]] = {
     what_is_withheld_speaks_against_nobody: (
         "leader/PolicyAnnounced/statement.batch_root other/every/instead/all/drops",
         "dropped",
+    ),
+    who_hurries_takes_the_pay_of_slower_ones: (
+        "validator 4/ValidatorBatch/unchanged/every/before/all/honest",
+        "leaves",
     ),
     who_left_office_is_still_a_validator: ("former/StepVerdict/unchanged/every/before/all/honest", "step_book"),
 }

@@ -14,6 +14,8 @@ no excuse for anything else: a finding of another cell, or in another probe, fai
 - F3: any trainer of now or before told newcomers that the run is over.
 - F5 (found by this matrix): of a stated step 2^40 every validator's event loop stood still for good.
 - F7 (found by this matrix): a leader that announced policies which nobody can have kept its term for ever.
+- F8 (found by this matrix, once one validator was slower than the others): a validator that showed its verdict as soon
+  as the quorum had sealed took the pay of each that was a moment slower.
 - F6 (found by this matrix): a leader that said a smaller size of its batch's manifest than that has was never seen to
   drop a worker. Nobody says that size any more.
 """
@@ -54,5 +56,6 @@ SHOWN_BY = {
     "F2": Shown("leader/PolicyAnnounced/statement.step+999 fresh/once/apart/all/honest", "policies"),
     "F5": Shown("leader/PolicyAnnounced/statement.step=2^40 fresh/once/apart/all/honest", "stopped"),
     "F7": Shown("leader/PolicyAnnounced/fresh/every/instead/all/honest", "unled"),
+    "F8": Shown("validator 4/ValidatorBatch/unchanged/every/before/all/honest", "leaves"),
     "F3": Shown("standby/Heartbeat/finished flipped/every/before/all/honest", "over"),
 }

@@ -387,7 +387,8 @@ class Node:
     def _take_office(self, world: "World", dropped: Any) -> None:
         policies: Any = KnownPolicies()
         self.certifying = Certifier(self.context)
-        engine: Any = ReportingEngine(world.bad)
+        # One is slower than the others: who speaks before it is through must not cost it its pay.
+        engine: Any = ReportingEngine(world.bad, seconds=0.1 if self.name == VALIDATORS[0] else 0.01)
         scratch = world.folder / self.name.replace(" ", "-")
         scratch.mkdir()
         lots = OwnLots(self.context, steps=1.0)

@@ -312,6 +312,37 @@ async def test_who_is_two_seconds_slower_than_the_quorum_is_waited_for_and_paid_
         nursery.cancel_scope.cancel()
 
 
+class Hurried(VerdictPublisher):
+    """Shows its verdict as soon as a quorum has sealed, and waits for nobody who is slower."""
+
+    def _enough_sealed(self, id: bytes, sealed: set[Any]) -> bool:
+        return len(sealed) >= self._context.quorum
+
+
+@pytest.mark.parametrize("away", [False, True])
+async def test_who_hurries_takes_no_slower_ones_pay_and_pays_no_copier_that_nobody_waits_for(
+    autojump_clock: Any, away: bool
+) -> None:
+    """away: the slower one sealed none of the files before, and seals after it could read what was shown."""
+    court = Court([Validator] * 3, engine=lambda number, bad: TruthfulEngine(bad, seconds=0.01 if number else 1.0))
+    slow = court.validators[0]
+    spoken, court.validators[1]._pronouncing = slow._pronouncing, Hurried(court.seats[1].context)
+    slow._pronouncing = Mute(court.seats[0].context) if away else spoken
+    seals = [seat.jury.state.seals for seat in (court.trainer, *court.seats)]
+    async with trio.open_nursery() as nursery:
+        await court.open(nursery)
+        if away:
+            nursery.start_soon(spoken.run)
+        for index in range(6):
+            slow._pronouncing = spoken if index == 5 else slow._pronouncing
+            id = await court.commit(index=index)
+            await trio.sleep(8)
+        for one in seals:
+            assert one.was_sealed(id, LIAR) != away
+            assert all(one.was_sealed(id, key.address) for key in VALIDATORS[1:])
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_slow_validator_without_whom_nothing_is_decided_is_waited_for_and_paid(autojump_clock: Any) -> None:
     """It seals long after the other; and what it shows late counts, since it sealed in time."""
     court = Court([Validator] * 2, engine=lambda number, bad: TruthfulEngine(bad, seconds=6.0 * number))
@@ -355,13 +386,15 @@ async def test_on_a_loaded_node_a_seal_still_comes_before_the_verdict_that_came_
             id = await court.commit(index=index)
             await trio.sleep(2)
             shown, own = silent[0].said[id], silent[1].said[id]
-            third = Seal(id, seal_of(silent[2].said[id], court.seats[2].key.address))
-            await court.seats[2].board.post(ValidatorBatch(pool=POOL, seals=(third,)))  # so that the first had to show
-            await trio.sleep(1)
+            for number in (0, 2):  # so that the first had to show
+                sealed = Seal(id, seal_of(silent[number].said[id], court.seats[number].key.address))
+                await court.seats[number].board.post(ValidatorBatch(pool=POOL, seals=(sealed,)))
+            await trio.sleep(2)  # and has waited for the slower one
             seal = ValidatorBatch(pool=POOL, seals=(Seal(id, seal_of(own, slow.key.address)),))
             said = [(slow, seal), (court.seats[0], shown)]
             for seat, message in (*(said if seal_first else said[::-1]), (slow, own)):
                 assert board._accept(seat.key.address, seat.board.sealed(message))
+            await court.seats[2].board.post(silent[2].said[id])  # or it would not be counted on
             await trio.sleep(1)
             assert jury.state.seals.was_sealed(id, slow.key.address) == seal_first
         nursery.cancel_scope.cancel()
