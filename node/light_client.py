@@ -24,6 +24,7 @@ from node.changes import every, seen
 from node.errors import StateError
 from node.member import Participant, open_guest
 from node.run.assets import image_limit
+from node.state.files import as_named
 from node.state.locks import FileLock
 from node.swarm.jury import Jury
 from node.swarm.terms import LeaderTerms
@@ -298,7 +299,7 @@ class LightClient:
     async def _run(self, member: Participant, root: bytes) -> RunSpec:
         sources = member.membership.addresses()
         path = await member.blobs.fetch(root, sources, max_size=MAX_RUN_BYTES, timeout=self._waits.heard)
-        return decode_run(await trio.to_thread.run_sync(path.read_bytes))
+        return decode_run(await trio.to_thread.run_sync(lambda: as_named(path.read_bytes(), root, "the run file")))
 
     async def _heard(self, follower: PolicyFollower, step: int | None = None) -> None:
         """Wait for an announcement: of that step, or of any. Raises PolicyUnknown where there is none that counts."""

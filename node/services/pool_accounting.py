@@ -20,6 +20,7 @@ from node.changes import Bell
 from node.clock import Clock
 from node.services.base import Service
 from node.services.context import Context
+from node.state.files import as_named
 from node.state.journal import TABLE
 from protocol.blobs import describe
 from protocol.earnings import MAX_LEAVES_BYTES, Accepted, EarningsLine, Leaf, Leaves, decode_leaves
@@ -336,7 +337,7 @@ class PoolAccounting:
         """A blob of at most this size, as `read` finds it, in a thread. Raises IntellectError or OSError."""
         others = list(dict.fromkeys(one for one in holders if one != self.context.key.address))
         path = await self.context.blobs.fetch(root, others, max_size=size, timeout=30.0)
-        return await trio.to_thread.run_sync(lambda: read(path.read_bytes()))
+        return await trio.to_thread.run_sync(lambda: read(as_named(path.read_bytes(), root, "a table")))
 
 
 def _waiting(table: EarningsPosted) -> WaitingEarnings:

@@ -6,6 +6,7 @@ import trio
 
 from node.blobs.interface import Blobs
 from node.bounded_dict import BoundedDict
+from node.state.files import as_named
 from node.swarm.policies import PolicyIndex
 from protocol.blobs import describe
 from protocol.identity import Address
@@ -42,17 +43,15 @@ class Manifests:
     async def _read(self, message: PolicyAnnounced, author: Address) -> PolicyManifest:
         if not 0 < message.manifest_size <= MAX_MANIFEST_BYTES:
             raise MalformedPolicy("wrong policy manifest", f"{message.manifest_size} bytes cannot be one")
-        data = message.manifest
-        if data:
-            if describe(data).root != message.manifest_root:
-                raise MalformedPolicy("wrong policy manifest", "the one in the announcement is not the one it names")
-        else:
-            path = await self._blobs.fetch(
-                message.manifest_root, self._sources(author), max_size=message.manifest_size, timeout=60.0
-            )
-            data = await trio.to_thread.run_sync(path.read_bytes)
+        root, data = message.manifest_root, message.manifest
         few = 4096  # bytes that are decoded sooner than a thread begins; announcements have no more
-        return decode_manifest(data) if len(data) <= few else await trio.to_thread.run_sync(decode_manifest, data)
+        if data:
+            if describe(data).root != root:
+                raise MalformedPolicy("wrong policy manifest", "the one in the announcement is not the one it names")
+            return decode_manifest(data) if len(data) <= few else await trio.to_thread.run_sync(decode_manifest, data)
+        path = await self._blobs.fetch(root, self._sources(author), max_size=message.manifest_size, timeout=60.0)
+        read = lambda: decode_manifest(as_named(path.read_bytes(), root, "a policy manifest"))
+        return await trio.to_thread.run_sync(read)
 
     def _check(self, manifest: PolicyManifest, message: PolicyAnnounced) -> None:
         named = (manifest.run_root, manifest.step, manifest.policy_root)

@@ -19,6 +19,7 @@ from node.services.training.ingest import Ingest
 from node.swarm.contributions import Contributions
 from node.swarm.facts import PeerTold
 from node.swarm.vote_set import FileState
+from protocol.blobs import describe
 from protocol.decision import DecisionSpec, SuspicionLevel
 from protocol.identity import Address
 from protocol.messages import EarningsVote
@@ -85,17 +86,17 @@ async def test_a_validator_that_signs_table_after_table_hides_no_posted_one(
     none: Any = None
     tables = PoolAccounting(context, none, none)
 
-    async def say(seat: int, root: bytes) -> None:
+    async def say(seat: int, root: bytes, blob: bytes = bytes(32)) -> None:
         earnings = Earnings(POOL, 3, 1, root, 7, bytes(32))
         signature = sign(VALIDATORS[seat], DOMAIN, earnings)
-        message = EarningsVote(pool=POOL, earnings=earnings, table=root, size=9, signature=signature)
+        message = EarningsVote(pool=POOL, earnings=earnings, table=blob, size=9, signature=signature)
         await court.seats[seat].board.post(message)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(tables.listen)
         await court.open(nursery)
         await say(0, bytes(32))
-        await say(1, table.root())
+        await say(1, table.root(), describe(encode_head(head)).root)
         for number in range(1, 5 * HEARD):
             await say(0, number.to_bytes(32))
             await trio.sleep(3)

@@ -1,7 +1,7 @@
 """What contributions come to: fetched by a list's names, read against the run's rules, added in the list's order."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from blake3 import blake3
 
 from node.bounded_dict import BoundedDict
 from node.services.context import Context
-from node.state.files import mapped
+from node.state.files import as_named, mapped
 from node.training.errors import TrainingError
 from node.training.length import without_length
 from node.training.outer import OuterStateFile, apply_round
@@ -87,8 +87,8 @@ class Adding:
         ]
         self.most_bytes = max(most_bytes(part, self._form) for part in self._parts)
 
-    async def fetch(self, files: Sequence[bytes]) -> list[Path]:
-        """Contributions by their roots, in that order. Raises TrainingError where one cannot be had, and OwnFailure
+    async def fetch(self, files: Sequence[bytes]) -> dict[bytes, Path]:
+        """Contributions by their roots, in this order. Raises TrainingError where one cannot be had, and OwnFailure
         where this machine cannot take it."""
         paths, own = dict[bytes, Path](), list[OwnFailure | OSError]()
         async with trio.open_nursery() as nursery:
@@ -103,7 +103,7 @@ class Adding:
         if missing := len(set(files) - paths.keys()):
             what, why = f"{missing} contributions of the round cannot be had", "no member hands them over"
             raise TrainingError(what, why, "it is tried again")
-        return [paths[root] for root in files]
+        return {root: paths[root] for root in files}
 
     async def _fetch(self, root: bytes, paths: dict[bytes, Path], own: list[OwnFailure | OSError]) -> None:
         """own: takes what failed on this machine."""
@@ -115,21 +115,23 @@ class Adding:
         except IntellectError as error:
             log.info("contribution.unavailable", root=root.hex()[:16], why=error.why)
 
-    def add(self, outer: Outer, paths: Sequence[Path], into: Path) -> Figures:
-        """Make the next outer state; what cannot be decoded is left out, by everybody alike. Blocking.
+    def add(self, outer: Outer, paths: Mapping[bytes, Path], into: Path) -> Figures:
+        """Make the next outer state; what cannot be decoded is left out, by everybody alike. Blocking. Raises
+        OwnFailure where this machine's disk changed one.
 
         paths: in the order of the list; added in another one, float32 sums would have other bits."""
         expected, found, sizes = self._expected(outer), list[Contribution](), [0]
         shapes = self._parts[outer.round % len(self._parts)]
-        for path in paths:
+        for root, path in paths.items():
+            data = as_named(mapped(path), root, "a contribution")
             try:
-                one = decode_contribution(mapped(path), shapes, self._form, expected)
+                one = decode_contribution(data, shapes, self._form, expected)
                 one.check()
             except ContributionError as error:
                 log.warning("contribution.left_out", round=outer.round, why=error.why)
                 continue
             found.append(one)
-            sizes.append(path.stat().st_size)
+            sizes.append(len(data))
         apply_round(OuterStateFile(outer.path), found, self._rules, into)
         tokens = sum(one.header.tokens for one in found)
         loss = sum(one.header.loss_last * one.header.tokens for one in found) / tokens if tokens else None
@@ -150,10 +152,11 @@ class Adding:
         expected = expected_of(self._rules, self._root, {round_: begins}, self._batch)
         return decode_header(mapped(path), expected)[0]
 
-    def named_in(self, round_: int, paths: Sequence[Path]) -> tuple[bytes, ...]:
-        """The manifests that contributions name. Blocking."""
+    def named_in(self, round_: int, paths: Mapping[bytes, Path]) -> tuple[bytes, ...]:
+        """The manifests that contributions name. Blocking. Raises OwnFailure as `add`."""
         found = list[bytes]()
-        for path in paths:
+        for root, path in paths.items():
+            as_named(mapped(path), root, "a contribution")
             try:
                 found += self.header_of(path, round_).batches
             except ContributionError as error:  # everybody left it out

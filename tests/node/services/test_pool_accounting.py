@@ -29,6 +29,7 @@ from node.services.pool_accounting import ChainAnswer, PoolAccounting
 from protocol import pages
 from protocol.blobs import describe
 from protocol.earnings import EarningsLine
+from protocol.errors import OwnFailure
 from protocol.identity import NodeKey, address_from_bytes
 from protocol.messages import EarningsVote
 from protocol.pages import verify
@@ -231,6 +232,12 @@ async def test_a_worker_reads_its_page_of_a_table_and_keeps_it_for_the_next_star
         assert share is not None and share.units == 10
         assert verify(posted.root, EarningsLine((10).to_bytes(20), 10).leaf(), share.proof)
         assert policy_cache.asked == [named, head.pages[2].root], "the head and one page, and from then on nothing"
+    policy_cache.asked.clear()
+    damaged, data = policy_cache.folder / head.pages[0].root.hex(), b"what this disk made of it"
+    whole, _ = damaged.read_bytes(), damaged.write_bytes(data)
+    with pytest.raises(OwnFailure, match="damaged on this machine"):
+        await first.of(posted)
+    damaged.write_bytes(whole)
     policy_cache.asked.clear()
     assert await first.of(posted) == table
     assert set(policy_cache.asked) == {page.root for page in head.pages} - {head.pages[2].root}

@@ -2,7 +2,9 @@
 
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,9 +21,12 @@ from node.swarm.facts import Undone
 from node.weights import fetch, images
 from node.weights import workshop as workshop_module
 from node.weights.errors import WeightsDiskError
+from node.weights.manifests import Manifests
 from node.weights.policy_cache import HeldPolicy
 from node.weights.records import PolicyRecords
+from protocol.blobs import describe
 from protocol.delta import PatchError
+from protocol.errors import OwnFailure
 from protocol.identity import NodeKey
 from protocol.messages import seal
 from protocol.policy import MalformedPolicy, decode_image, encode_image, encode_manifest
@@ -314,6 +319,23 @@ async def test_a_manifest_that_does_not_hold_is_refused_once_and_its_signer_blam
         assert follower.policy_cache.newest.step == held.step
         assert await follower.follower.get(bad.policy_root, 5.0) is None
         nursery.cancel_scope.cancel()
+
+
+async def test_a_manifest_that_this_disk_changed_is_blamed_on_nobody(tmp_path) -> None:
+    file = tmp_path / "manifest"
+
+    async def fetch(root: bytes, sources: Any, **_: Any) -> Path:
+        await trio.lowlevel.checkpoint()
+        return file
+
+    none: Any = None
+    manifests = Manifests(none, SimpleNamespace(fetch=fetch), bytes(32), lambda author: [author], 1, 1)  # type: ignore[arg-type]
+    file.write_bytes(b"no manifest")
+    named = describe(file.read_bytes()).root
+    for root, error in ((bytes(32), OwnFailure), (named, MalformedPolicy)):
+        said: Any = SimpleNamespace(manifest_root=root, manifest_size=9, manifest=b"")
+        with pytest.raises(error):
+            await manifests.get(said, NodeKey(bytes(range(32))).address)
 
 
 async def test_an_image_beyond_what_the_run_allows_is_not_fetched(run, origin, peer, wire) -> None:

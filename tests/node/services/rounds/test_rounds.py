@@ -41,6 +41,7 @@ from node.training.peer import TextPeer
 from node.training.settings import TrainerSettings
 from node.training.spool import Spool
 from node.training.world import World
+from protocol.blobs import describe
 from protocol.checks import Reason
 from protocol.contribution import encode_contribution
 from protocol.errors import OwnFailure
@@ -400,13 +401,24 @@ async def test_contributions_that_this_machine_cannot_take_in_are_no_fault_of_th
     node = Town(tmp_path, validators=2).add(2)
     adding = node.rounds.adding
     monkeypatch.setattr(node.context.blobs, "fetch", fetch)
-    assert await adding.fetch([b"a", b"b"]) == [Path("a"), Path("b")]
+    assert await adding.fetch([b"b", b"a"]) == {b"b": Path("b"), b"a": Path("a")}
     fails |= {b"a": BlobUnavailable(b"a", "nobody has it"), b"b": own}
     with pytest.raises(OwnFailure, match="no room|Input/output error"):
         await adding.fetch([b"a", b"b"])
     del fails[b"b"]
     with pytest.raises(TrainingError, match="no member hands them over"):
         await adding.fetch([b"a", b"b"])
+
+
+async def test_a_contribution_that_this_disk_changed_is_not_left_out_as_one_that_everybody_leaves_out(
+    tmp_path: Path,
+) -> None:
+    adding = Town(tmp_path, validators=2).add(2).rounds.adding
+    file = tmp_path / "contribution"
+    file.write_bytes(b"nothing that can be decoded")
+    assert adding.named_in(0, {describe(file.read_bytes()).root: file}) == ()
+    with pytest.raises(OwnFailure, match="damaged on this machine"):
+        adding.named_in(0, {bytes(32): file})
 
 
 async def stopped_over_rounds(lab: Lab, job: Job, found: dict[str, Any]) -> None:
