@@ -372,16 +372,19 @@ class LocalRollouts(LocalRun):
         for partial in self._rollouts.glob(".*"):  # what a killed engine left
             partial.unlink()
         self._forget(step)
-        settled = self._batch_log.settled(step)
+        settled, unknown = self._batch_log.settled(step), self._batch_log.newest_unread(step)
         last = self._batch_log.read(step - 1) if step else None
         self._pool.recall(int(last.metrics.get("stale_rollouts", 0)) if last else 0)
         for report in sorted(self._rollouts.glob("*.report")):
             policy, index = (int(part) for part in report.stem.split("-"))
             if policy < step - self._run.recipe.max_staleness:
                 continue
-            groups = self._read(policy, *self._paths(policy, index))
             self._made[policy] = max(self._made.get(policy, 0), index + 1)
-            self._pool.add(group for group in groups if group_name(group) not in settled)
+            if (
+                policy > unknown
+            ):  # of the others any may be one that a lost entry settled, and would be learnt from twice
+                groups = self._read(policy, *self._paths(policy, index))
+                self._pool.add(group for group in groups if group_name(group) not in settled)
 
     def _paths(self, policy: int, index: int) -> tuple[Path, Path]:
         return desk_paths(self._rollouts, policy, index)

@@ -53,6 +53,11 @@ class BatchLog:
         """Names of all groups that batches of steps below `before` have settled."""
         return {name for entry in self._entries(before) for name in entry.settled}
 
+    def newest_unread(self, before: int) -> int:
+        """The newest step below `before` of whose batch nothing is known, as its entry is damaged or gone; -1 where
+        there is none. It may have settled any group of the policies up to its own."""
+        return next((step for step in reversed(range(before)) if self.read(step) is None), -1)
+
     def staleness(self, before: int) -> Counter[int]:
         """Rollouts that batches of steps below `before` learnt from, by their age in steps."""
         ages: Counter[int] = Counter()

@@ -247,6 +247,18 @@ def test_no_group_is_used_twice_and_none_is_lost(straight: Straight) -> None:
     assert straight.asked.count("Produce") == 8
 
 
+async def test_no_group_is_used_twice_where_it_is_not_known_any_more_which_were(
+    run: RunSpec, tiny_assets: Path, tmp_path: Path
+) -> None:
+    killed, _ = make(run, tiny_assets, tmp_path, 1, 3)
+    with pytest.raises(BaseExceptionGroup):
+        await killed.run()
+    (tmp_path / "spool" / "stats" / "batch-000002.json").write_bytes(b"{")
+    await make(run, tiny_assets, tmp_path, 1)[0].run()
+    used = [name for data in batches(tmp_path) for name in decode_batch(data).header.files]
+    assert len(used) == len(set(used)) == STEPS * 3
+
+
 async def test_a_policy_that_did_not_change_draws_new_problems(run: RunSpec, tiny_assets: Path, tmp_path: Path) -> None:
     local, _ = make(run, tiny_assets, tmp_path, 1, still=True)
     await local.run()
