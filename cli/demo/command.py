@@ -133,11 +133,12 @@ def command(
         raise CommandError("--resume and --run contradict", "a resumed demo has its run", "give one of them", USAGE)
     before = Casting() if fresh else remembered(Scene(directory.resolve()))
     pretrains, replicas = False, before.replicas
-    if run is not None:
+    if run is not None or sets:
+        from cli.demo.prepare import OWN_RUN
         from node.run.file import load_run_file
 
         # a mistake in it is told before there is a chain and a directory
-        said = load_run_file(run, sets or ())
+        said = load_run_file(run or OWN_RUN, sets or ())
         pretrains = said.pretraining is not None
         replicas = said.diloco is not None and not pretrains
     from cli.demo.story import run_demo

@@ -57,7 +57,7 @@ class StandingBy:
         self.apart: Compared | None = None
         self.differences: tuple[str, ...] = ()
         self._class_of: tuple[bytes, BatchManifest] | None = None
-        self._in_vain = 0
+        self._in_vain = self._broken = 0
 
     @property
     def is_stuck(self) -> bool:
@@ -94,7 +94,7 @@ class StandingBy:
         if not offer or not (self.is_stuck or lost or offer.message.step - newest > 8):
             return await self._replay(step)
         if await self._adopting.adopt(offer):
-            self._in_vain = 0
+            self._in_vain = self._broken = 0
             await self.settle_adopted()
         else:
             await trio.sleep(self._follow_again)
@@ -123,14 +123,15 @@ class StandingBy:
             composed, batch = manifest.batch, await make(self._context, manifest.batch, (signed.author,))
         except IntellectError as error:
             self._in_vain += 1
+            self._broken += isinstance(error, ProtocolError)
             log.warning("step.not_followed", step=step, why=error.why)
             self._context.progress.trouble(f"step {step} cannot be replayed yet: {error.why}")
-            # By what was signed, not for want of it.
-            if self._in_vain == self._patience and isinstance(error, ProtocolError):
+            # By what was signed, not for want of it, nor by this machine's disk.
+            if self._broken == self._patience and isinstance(error, ProtocolError):
                 await self._object_to(signed.message)
             await trio.sleep(self._follow_again)
             return True
-        self._in_vain = 0
+        self._in_vain = self._broken = 0
         await self._groups.settle_batch(composed)
         await self._record.batch(entry_of(composed, batch), composed, batch)
         return True

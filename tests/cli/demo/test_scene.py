@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from cli.demo.cast import (
     DemoOptions,
@@ -24,6 +25,7 @@ from cli.demo.command import LIARS as TOLD_LIARS
 from cli.demo.prepare import render_run, write_run
 from cli.demo.story import _check_resume, demo_environment
 from cli.errors import CommandError
+from cli.main import app
 from cli.places import directory_lock
 from node.environments.server.dial import LOCAL_SERVERS
 from node.errors import RunFileError
@@ -191,3 +193,9 @@ def test_a_mistake_in_a_users_run_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunFileError) as caught:
         write_run(DemoOptions(tmp_path, run_file=source), Scene(tmp_path))
     assert "model" in caught.value.remedy
+
+
+def test_a_wrong_setting_is_told_before_there_is_a_chain_and_a_directory(tmp_path: Path) -> None:
+    found = CliRunner().invoke(app, ["demo", "--dir", str(tmp_path / "demo"), "--set", "recipe.stepz=3"])
+    assert isinstance(found.exception, RunFileError) and "recipe" in found.exception.remedy
+    assert not (tmp_path / "demo").exists()
