@@ -118,9 +118,9 @@ class Seals:
         """Whom a verdict that was just shown did not wait for, though everybody else would have. sealing: with its
         author."""
         # A validator shows its verdict once nobody is awaited, or its own time or the others' is over. Words travel: of
-        # its own time OPENING_GRACE may be lacking here, of the others' half.
+        # its own time OPENING_GRACE may be lacking here, of the others' a second.
         sealed = sorted(one.seals[id].at for who, one in self._sealers.items() if who in sealing and id in one.seals)
-        others_over = (sealed[self._bench.quorum - 1 :] or [math.inf])[0] + SEAL_SECONDS / 2
+        others_over = (sealed[self._bench.quorum - 1 :] or [math.inf])[0] + SEAL_SECONDS - 1.0
         own_over = way.at + max(self._patience / 2, self._patience - OPENING_GRACE)
         if len(sealed) > self._bench.quorum or way.shown >= min(others_over, own_over):
             return frozenset()

@@ -74,8 +74,9 @@ class VerdictPublisher:
         board.say([seal], within=0.3 if self._is_calm() else 2.0)
         with trio.move_on_after(audit.opening_seconds) as patience:
             while True:
-                sealed = state.seals.sealing(id) | {self._own}
-                if len(sealed) >= self._context.quorum:
+                # Of its own it counts for others once they can have heard it: else this verdict would seem hurried.
+                sealed = (heard := state.seals.sealing(id)) | {self._own}
+                if len(heard) >= self._context.quorum:
                     patience.deadline = min(patience.deadline, trio.current_time() + SEAL_SECONDS)
                 if self._enough_sealed(id, sealed):
                     break

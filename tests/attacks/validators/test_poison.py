@@ -389,7 +389,7 @@ async def test_on_a_loaded_node_a_seal_still_comes_before_the_verdict_that_came_
             for number in (0, 2):  # so that the first had to show
                 sealed = Seal(id, seal_of(silent[number].said[id], court.seats[number].key.address))
                 await court.seats[number].board.post(ValidatorBatch(pool=POOL, seals=(sealed,)))
-            await trio.sleep(2)  # and has waited for the slower one
+            await trio.sleep(2.5)  # and has waited for the slower one
             seal = ValidatorBatch(pool=POOL, seals=(Seal(id, seal_of(own, slow.key.address)),))
             said = [(slow, seal), (court.seats[0], shown)]
             for seat, message in (*(said if seal_first else said[::-1]), (slow, own)):
