@@ -70,7 +70,7 @@ class Door:
             data = self._wire.stores[source].path(root).read_bytes()
             if len(data) > max_size:
                 raise BlobTooLarge(root, len(data), max_size)
-            await self._store.add(data)
+            await self._store.add(data, synced=False)
         return self._store.path(root)
 
 

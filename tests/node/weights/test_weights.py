@@ -30,6 +30,7 @@ from protocol.errors import OwnFailure
 from protocol.identity import NodeKey
 from protocol.messages import seal
 from protocol.policy import MalformedPolicy, decode_image, encode_image, encode_manifest
+from tests.counts import Counts
 from tests.node.weights import little_swarm
 from tests.node.weights.little_swarm import DOMAIN, POOL, bytes_of, disk, until, word_of
 from tests.words import announced as policy_announced
@@ -151,6 +152,25 @@ async def test_steps_are_fetched_side_by_side_and_built_in_their_order(run, orig
         await until(lambda: follower.policy_cache.newest.step == 2)
         nursery.cancel_scope.cancel()
     assert bytes_of(follower.policy_cache.newest) == bytes_of(held[1])
+
+
+async def test_a_follower_waits_for_no_disk_since_others_have_all_that_it_keeps(
+    run, origin, peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = origin(snapshot_every=2)
+    follower, counts = peer("a", trainer.key.address), Counts(monkeypatch)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follower.follower.run)
+        for step in range(5):
+            await trainer.publish(step, run.step())
+            await until(
+                lambda step=step: follower.policy_cache.newest is not None and follower.policy_cache.newest.step == step
+            )
+        nursery.cancel_scope.cancel()
+    assert follower.follower.counts == {"image": 1, "patches": 4}
+    assert follower.policy_cache.newest.patches == (), "its image was built here"
+    assert counts.below(follower.directory) == []
+    assert len(counts.below(trainer.store.directory)) >= 4, "nobody else has its patches yet"
 
 
 # steps that leave the weights as they were
