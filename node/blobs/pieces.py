@@ -121,8 +121,8 @@ class PieceDownloads:
         # While a whole blob is written, what others have of it matters to nobody.
         if self._owner.nursery is None or self._taking:
             return
-        # Pieces of a blob of a few megabytes, which nobody seeds: where somebody has it whole, it is here before others'
-        # maps would help with it, and else they are asked a little later.
+        # Pieces of a blob of a few megabytes, which nobody seeds: where somebody has it whole, it is here before others
+        # could help with it, and else they are asked a little later.
         few_pieces, begins = 16, now < self._began + TELL_EVERY
         if begins and len(self.plan.have) < few_pieces and any(map(self.plan.settled, self._circle.contacts)):
             return

@@ -358,7 +358,8 @@ async def test_from_what_a_trainer_states_anybody_makes_the_batch_that_it_learnt
         statement, signature = house.words[step + 1].statement, house.words[step + 1].signature
         assert (statement.step, statement.parent, statement.policy_root) == (step + 1, policy(step), policy(step + 1))
         assert signer_of(Domain(31337, KEY.address), statement.commitment(KEY.address), signature) == KEY.address
-        manifest = decode_manifest(blob(statement.batch_root))
+        manifest = decode_manifest(house.words[step + 1].batch)
+        assert describe(house.words[step + 1].batch).root == statement.batch_root
         manifest.check(bytes(32), 1, step, RUN.recipe.max_staleness)
         assert (manifest.state, manifest.arithmetic, statement.state_root) == (state(step), ARITHMETIC, state(step + 1))
         batch = materialise(RUN, manifest.batch, blob, blob)
