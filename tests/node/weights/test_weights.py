@@ -191,6 +191,9 @@ async def test_a_small_manifest_of_a_batch_travels_with_the_policy_and_only_what
     assert counts.below(trainer.store.directory) == [], "its journal has it"
     assert (await published(1, b"large" * 1024)).told_batch == b""
     assert len([name for name in counts.below(trainer.store.directory) if name == "complete"]) == 3, "and the patch"
+    counts.jobs.clear()
+    await published(2, b"another")
+    assert counts.jobs.total() <= 9, counts.jobs
 
 
 # steps that leave the weights as they were
