@@ -14,6 +14,7 @@ from blake3 import blake3
 
 from protocol.agreement import MAX_LISTED, Proposal, Word
 from protocol.audit import RATE_ONE
+from protocol.blobs import describe
 from protocol.codec import decode_msgpack
 from protocol.engines import MAX_CLASS
 from protocol.errors import ProtocolError
@@ -158,8 +159,8 @@ class Heartbeat(_Message, frozen=True, omit_defaults=True):
 
 class PolicyAnnounced(_Message, frozen=True):
     """The trainer published a policy. statement: its word about the step (protocol.manifest), signed by itself
-    (`PolicyStatement.commitment`, 65 bytes); manifest_root: 32 bytes; manifest_size: bytes; manifest: the manifest
-    itself, where it is small enough to save a round trip; empty otherwise.
+    (`PolicyStatement.commitment`, 65 bytes); manifest_root: 32 bytes; manifest_size: bytes; manifest, batch: the
+    manifest itself, and that of the step's batch, where they are small enough to save a round trip; empty otherwise.
     """
 
     statement: PolicyStatement
@@ -167,6 +168,7 @@ class PolicyAnnounced(_Message, frozen=True):
     manifest_root: bytes
     manifest_size: int
     manifest: bytes = b""
+    batch: bytes = b""
 
     @property
     def step(self) -> int:
@@ -192,6 +194,11 @@ class PolicyAnnounced(_Message, frozen=True):
     @property
     def batch_root(self) -> bytes:
         return self.statement.batch_root
+
+    @property
+    def told_batch(self) -> bytes:
+        """The manifest of the batch, where it came along and is what the statement names; empty otherwise."""
+        return self.batch if self.batch and describe(self.batch).root == self.batch_root else b""
 
     @property
     def state_root(self) -> bytes:

@@ -2,8 +2,7 @@
 
 import errno
 import os
-import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -117,14 +116,18 @@ def adopt_partial(source: Path, final: Path, info: BlobInfo) -> None:
     info_path(source).unlink(missing_ok=True)
 
 
-def adopt_copy(source: Path, temporary: Path, folder: Path) -> tuple[BlobInfo, bytes | None]:
-    """A copy of a file as a blob, which is described of the copy, as the source may change; with its bytes, if they are
-    few: others ask for them at once."""
-    copy(source, temporary)
+def adopt_file(
+    source: Path, temporary: Path, folder: Path, bring: Callable[[Path, Path], object], most: int, *, synced: bool
+) -> tuple[BlobInfo, bytes | None]:
+    """A file as a blob, copied or moved, which is described where it lies then, as the source may change; with its
+    bytes, if they are `most` at most: others ask for them at once."""
+    with disk_errors():
+        if source.exists() or not temporary.exists():  # moved before all files were open that may be
+            bring(source, temporary)
     info = describe_file(temporary)
     with disk_errors():
-        data = temporary.read_bytes() if info.size <= SMALL else None
-    adopt(temporary, folder / info.root.hex(), info, synced=True)
+        data = temporary.read_bytes() if info.size <= most else None
+    adopt(temporary, folder / info.root.hex(), info, synced=synced)
     return info, data
 
 
@@ -217,11 +220,6 @@ def on_one_disk(source: Path, directory: Path) -> bool:
 
 def write_new(data: bytes, path: Path) -> None:
     path.write_bytes(data)
-
-
-def copy(source: Path, target: Path) -> None:
-    with disk_errors():
-        shutil.copyfile(source, target)
 
 
 def describe_file(path: Path) -> BlobInfo:

@@ -87,6 +87,7 @@ class PieceDownloads:
         self._headway = headway
         self._scopes: dict[Flight[Address], trio.CancelScope] = {}
         self._taking = 0
+        self._began = trio.current_time()
 
     @property
     def in_flight(self) -> int:
@@ -119,6 +120,11 @@ class PieceDownloads:
     def tell_around(self, now: float) -> None:
         # While a whole blob is written, what others have of it matters to nobody.
         if self._owner.nursery is None or self._taking:
+            return
+        # Pieces of a blob of a few megabytes, which nobody seeds: where somebody has it whole, it is here before others
+        # could help with it, and else they are asked a little later.
+        few_pieces, begins = 16, now < self._began + TELL_EVERY
+        if begins and len(self.plan.have) < few_pieces and any(map(self.plan.settled, self._circle.contacts)):
             return
         tell_pieces = 8192
         every = TELL_EVERY * (1 + len(self.plan.have) // tell_pieces)

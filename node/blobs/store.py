@@ -20,13 +20,15 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import structlog
 import trio
 
-from node.blobs import files
+from node.blobs import files, wire
 from node.blobs.errors import BlobUnavailable, StoreBusy, StoreFailed
 from node.blobs.files import NotWhole, disk_errors
 from node.blobs.partial import Partial
@@ -56,7 +58,7 @@ class BlobStore:
         self.room = Room(self._partial, quota, self.evict)
         self.pin, self.unpin, self.holding = self.room.pin, self.room.unpin, self.room.holding
         self._infos = BoundedDict[bytes, BlobInfo](MAX_CACHED_INFOS, refresh=True)  # read last
-        # Small ones that came last, four megabytes at most: a file is asked for by each judge as soon as it is there.
+        # Small ones that came last: a file is asked for by each judge as soon as it is there, a patch by each follower.
         self._fresh = BoundedDict[bytes, bytes](64)
         # Its own limit: trio's common one is 40 threads, and a slow disk would fill them against everything else.
         self._limiter = trio.CapacityLimiter(MAX_THREADS)
@@ -126,22 +128,39 @@ class BlobStore:
         Raises StoreFull.
         """
         if isinstance(source, bytes):
-            info = describe(source) if len(source) <= files.SMALL else await self._in_thread(describe, source)
+            if len(source) <= files.SMALL:
+                return (await self.add_each([source], synced=synced))[0]
+            info = await self._in_thread(describe, source)
             return await self._take_in(info, files.write_new, source, synced=synced)
-        if move:
+        # A move on one disk is a new name and takes no room: an image is as large as all else in the store.
+        on_disk, size = move and files.on_one_disk(source, self.directory), source.stat().st_size  # noqa: ASYNC240 - local
+        little = 4 * 1024**2  # bytes for which room is made twice where they are here already
+        if move and (known or size > little):
             info = known or await self._in_thread(files.describe_file, source)
-            # A move on one disk is a new name and takes no room: an image is as large as all else in the store.
-            on_disk = files.on_one_disk(source, self.directory)
             return await self._take_in(info, shutil.move, source, on_disk=on_disk, synced=synced)
-        size = source.stat().st_size  # noqa: ASYNC240 - of a file that was just written
-        with self.room.arriving(b"", size) as temporary:
-            info, data = await self._in_thread(files.adopt_copy, source, temporary, self._complete)
-            self.proof.unproven.discard(info.root)
-            self.room.complete[info.root] = info.size
-            self._wrote(size)
-        if data is not None:
-            self._remember(info, data)
+        with self.room.arriving(b"", size, on_disk=on_disk) as temporary:
+            bring = shutil.move if move else shutil.copyfile
+            adopt = partial(files.adopt_file, source, temporary, self._complete, bring, wire.INLINE, synced=synced)
+            info, data = await self._in_thread(adopt)
+            self._came(info, data)
         return info
+
+    async def add_each(self, blobs: Sequence[bytes], *, synced: bool = True) -> list[BlobInfo]:
+        """Take in small blobs of our own, side by side in one job. Raises StoreFull."""
+        infos = [describe(data) for data in blobs]
+        new = [(info, data) for info, data in zip(infos, blobs, strict=True) if not await self.whole(info.root)]
+        with ExitStack() as stack:
+            places = [stack.enter_context(self.room.arriving(info.root, info.size)) for info, _ in new]
+
+            def bring() -> None:
+                for (info, data), temporary in zip(new, places, strict=True):
+                    self._bring(files.write_new, data, temporary, info, synced)
+
+            if new:
+                await self._in_thread(bring)
+            for info, data in new:
+                self._came(info, data)
+        return infos
 
     async def _take_in(
         self,
@@ -156,10 +175,7 @@ class BlobStore:
             return info
         with self.room.arriving(info.root, info.size, on_disk=on_disk) as temporary:
             await self._in_thread(self._bring, bring, source, temporary, info, synced)
-            self.room.complete[info.root] = info.size
-            self._wrote(info.size)
-        if isinstance(source, bytes):
-            self._remember(info, source)
+            self._came(info, source if isinstance(source, bytes) else None)
         return info
 
     def _bring(
@@ -176,15 +192,19 @@ class BlobStore:
             final = self._complete / info.root.hex()
             if not await self._in_thread(files.adopt_bytes, data, temporary, final, info):
                 return False
-            self.room.complete[info.root] = info.size
-            self._wrote(info.size)
-        self._remember(info, data)
+            self._came(info, data)
         return True
 
-    def _remember(self, info: BlobInfo, data: bytes | memoryview) -> None:
-        """What was just compared with its list."""
-        if info.size <= files.SMALL:
+    def _came(self, info: BlobInfo, data: bytes | memoryview | None) -> None:
+        """It is whole, and is remembered for a while if `data`, which was just compared with its list, is little."""
+        self.proof.unproven.discard(info.root)
+        self.room.complete[info.root] = info.size
+        self._wrote(info.size)
+        if data is not None and len(data) <= wire.INLINE:
             self._fresh[info.root] = bytes(data)
+            few_bytes = 4 * 1024**2  # of all of them
+            while sum(map(len, self._fresh.values())) > few_bytes:
+                del self._fresh[next(iter(self._fresh))]
 
     def has(self, root: bytes) -> bool:
         return root in self.room.complete

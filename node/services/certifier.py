@@ -9,7 +9,7 @@ away.
 """
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import structlog
@@ -44,6 +44,15 @@ class RootEntry(msgspec.Struct, frozen=True, eq=False):
     work: RegisteredWork
     statement: Accepted
     at: float
+
+
+class Wanted(NamedTuple):
+    """What is to be named. at: when it was found so, unix seconds; None for what the journal knows; once: in one epoch,
+    also after that is tabled."""
+
+    statement: Accepted
+    at: float | None = None
+    once: bool = False
 
 
 Claims = dict[Address, BoundedDict[WorkId, RootEntry]]
@@ -110,9 +119,10 @@ class Certifier(Service):
         found = [one for waiting in self._files.values() for one in self._decided_files(waiting)]
         for validator, verdicts in self._verdicts.items():
             self._decided_as_said(validator, verdicts)
-        await self._name([(one, None) for one in found])
-        await self._name([(one, None) for one in self._trained()], once=True)
-        await self._name([(one.statement, one.at) for one in self._to_be_paid()])
+        wanted = [Wanted(one) for one in found]
+        wanted += [Wanted(one, once=True) for one in self._trained()]
+        wanted += [Wanted(one.statement, one.at) for one in self._to_be_paid()]
+        await self._name(wanted)
 
     def claims(self) -> list[list[RootEntry]]:
         """What waits to be looked at, by validator; taken out. Only what `shown` is given is paid."""
@@ -247,7 +257,7 @@ class Certifier(Service):
 
     async def _recall(self) -> None:
         """What this validator had accepted when it ended, and had not noted."""
-        found: list[tuple[Accepted, float | None]] = []
+        found = list[Wanted]()
         # Own verdicts of before this start that are looked at: what was accepted and never noted.
         for raw, again in await self._journal.do(self._journal.pay.unnamed, self._own, 2_048):
             await trio.lowlevel.checkpoint()  # a signature each
@@ -258,29 +268,27 @@ class Certifier(Service):
                 log.warning("verdict.unreadable", why=error.why)
                 continue
             if verdict.outcome == looked.outcome == VerdictOutcome.ACCEPT:
-                found.append(
-                    (Accepted(verdict.pool, verdict.node, verdict.epoch, work_id(verdict), verdict.units), None)
-                )
+                named = (verdict.pool, verdict.node, verdict.epoch, work_id(verdict), verdict.units)
+                found.append(Wanted(Accepted(*named)))
         await self._name(found)
 
     # saying
 
-    async def _name(self, wanted: Sequence[tuple[Accepted, float | None]], *, once: bool = False) -> None:
-        """Once for ever, and never what its own word contradicts, or what nobody can be paid for any more. With each:
-        when it was found so, None for what the journal knows. once: in one epoch, also after that is tabled."""
+    async def _name(self, wanted: Sequence[Wanted]) -> None:
+        """Once for ever, and never what its own word contradicts, or what nobody can be paid for any more."""
         members = self._context.membership
         # Who is no member, a trainer as anybody, has no stake that answers for what it did.
-        known = [each for each in wanted if members.is_member(each[0].node)]
-        fit = [each for each in known if not members.is_evicted(each[0].node)]
+        known = [one for one in wanted if members.is_member(one.statement.node)]
+        fit = [one for one in known if not members.is_evicted(one.statement.node)]
         at_once = 64  # works that are noted while others wait for the journal
         for start in range(0, len(fit), at_once):
-            self.certified += await self._journal.do(self._named, fit[start : start + at_once], once)
+            self.certified += await self._journal.do(self._named, fit[start : start + at_once])
 
-    def _named(self, wanted: Sequence[tuple[Accepted, float | None]], once: bool) -> int:
+    def _named(self, wanted: Sequence[Wanted]) -> int:
         """In the journal's thread."""
         journal, found = self._journal, list[Accepted]()
         with journal.at_once():
-            for one, at in wanted:
+            for one, at, once in wanted:
                 found_at = journal.said_at("verdict", one.work) if at is None else at
                 if not self._context.time.may_certify(one.epoch, found_at) or not one.units:
                     log.info("work.not_certified", node=one.node, epoch=one.epoch, why="it is not of this time")

@@ -282,6 +282,8 @@ class Claimer(ChainPoller):
         self._allowance = ChainAnswer[int](self._context.clock, math.inf)
         self._credits: dict[Address, ChainAnswer[int]] = {}
         self._record: PayRecord | None = None
+        self._summed: tuple[Any, int, Sums] | None = None
+        """What the journal was asked, after how many changes, and the sums then."""
         self._seen: PoolRecord | None = None
         self.account = Account()
         self.looked = Changes()
@@ -415,15 +417,21 @@ class Claimer(ChainPoller):
         due = line - claimed if head is not None else earned - claimed
         waits = seen.waiting.epoch if seen.waiting else -1
 
-        def look() -> tuple[list[Tabled], Sums]:
+        def look() -> tuple[int, list[Tabled], Sums]:
+            changes = journal.db.total_changes
             found = journal.pay.tabled(self._epochs_told), journal.pay.sums(self._own, pool.threshold, posted, earned)
             if known is not None and len(self._ledger.tables) > 1:
                 # The newest table may still be in a block that is replaced; what was not read may still be told apart.
                 # At each look: who was away is told of old epochs later.
                 journal.pay.forget_epochs(min(self._ledger.tables[-2].epoch, known.through))
-            return found
+            return changes, *found
 
-        self._tabled, sums = await journal.do(look)
+        asked = (pool.threshold, posted, earned, known, list(self._ledger.tables)[-2:])
+        # Rows that were written: while their number stands still, so does what the journal answers.
+        if self._summed is None or self._summed[:2] != (asked, journal.db.total_changes):
+            changes, self._tabled, sums = await journal.do(look)
+            self._summed = asked, changes, sums
+        sums = self._summed[2]
         self._waiting = sums.certified
         allowed = 0
         if due:  # a node's size bounds what it is paid at once

@@ -37,10 +37,11 @@ async def commit(
     units: int,
     step: int | None = None,
     round_: int | None = None,
+    then: Callable[[], object] = lambda: None,
 ) -> WorkCommitment:
     """Commit to a file under (root, index). units: of work in it; step: of the policy; None for a task's; round_: that
-    it is a contribution to. Raises StateError where the journal holds another promise for this place, or the place lies
-    under the fence."""
+    it is a contribution to; then: is called in the journal's thread once the journal has it. Raises StateError where
+    the journal holds another promise for this place, or the place lies under the fence."""
     # In the store first: whoever hears of the commitment asks for the file at once.
     info = await context.blobs.add(path)
     path.unlink(missing_ok=True)  # noqa: ASYNC240 - one small local file
@@ -53,7 +54,12 @@ async def commit(
     of = (context.run.root, step, epoch, work_id(commitment))
     # Before it is said: a second promise for the same place would cost the stake.
     about: dict[str, Any] = {"task": root} if step is None else {"step": step if round_ is None else round_}
-    await context.journal.promise(context.journal.commit_file, *place, *file, *of, **about)
+
+    def note() -> None:
+        context.journal.commit_file(*place, *file, *of)
+        then()
+
+    await context.journal.promise(note, **about)
     await context.board.post_raw(raw)
     return commitment
 
@@ -65,15 +71,22 @@ class OwnWorks:
         self._context = context
         self._journal = context.journal
         self.done = WorkDone({}, Counter(), 0)
+        self._made = b"", -1, 0
+        """For which policy, at how many slots of the journal, and how many."""
 
     async def count(self) -> None:
         self.done = await self._journal.do(self._read)
 
     async def made(self, policy_root: bytes) -> int:
-        """Files that this node committed to for a policy; what was done is counted with them."""
-        said = self._journal.count_said
-        made, self.done = await self._journal.do(lambda: (said("commitment", policy_root), self._read()))
-        return made
+        """Files that this node committed to for a policy."""
+        if self._made[:2] != (policy_root, self._journal.slots):
+            await self._journal.do(self.note, policy_root)
+        return self._made[2]
+
+    def note(self, policy_root: bytes) -> None:
+        """Count what was done, and those for a policy. In the journal's thread."""
+        self._made = policy_root, self._journal.slots, self._journal.count_said("commitment", policy_root)
+        self.done = self._read()
 
     def _read(self) -> WorkDone:
         return self._journal.files.work_done(self._context.run.root)

@@ -302,7 +302,8 @@ class RolloutWorker(Service):
             self._progress = told
 
     async def _commit(self, policy: HeldPolicy, index: int, produced: Produced) -> None:
-        commitment = await commit(self._context, policy.root, index, Path(produced.path), produced.units, policy.step)
+        file, noted = (Path(produced.path), produced.units), partial(self.works.note, policy.root)
+        commitment = await commit(self._context, policy.root, index, *file, policy.step, then=noted)
         self.rate.add(produced.tokens)
         self.last_reward = produced.reward_estimate
         log.info(

@@ -16,18 +16,19 @@ from protocol.errors import OwnFailure
 Buffer = TypeVar("Buffer", bytes, memoryview)
 
 
-def write_whole(path: Path, data: bytes, *, mode: int = 0o666, replace: bool = True) -> None:
+def write_whole(path: Path, data: bytes, *, mode: int = 0o666, replace: bool = True, synced: bool = True) -> None:
     """Put `data` into `path`. See whole_file."""
-    with whole_file(path, mode=mode, replace=replace) as file:
+    with whole_file(path, mode=mode, replace=replace, synced=synced) as file:
         file.write(data)
 
 
 @contextmanager
-def whole_file(path: Path, *, mode: int = 0o666, replace: bool = True) -> Iterator[BinaryIO]:
+def whole_file(path: Path, *, mode: int = 0o666, replace: bool = True, synced: bool = True) -> Iterator[BinaryIO]:
     """An open file that gets its name, on the disk, when the block ends; none if the block raises.
 
-    mode: permissions before the umask. replace: False raises FileExistsError where there is a file already. Directories
-    on the way are made. Raises OSError. What a killed process leaves is called `.NAME.` and eight hex digits.
+    mode: permissions before the umask. replace: False raises FileExistsError where there is a file already. synced: it
+    outlives a power cut; without, a cut may leave the file torn, which whoever reads it must see. Directories on the
+    way are made. Raises OSError. What a killed process leaves is called `.NAME.` and eight hex digits.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # a random name: two writers never share a half-written file
@@ -38,7 +39,8 @@ def whole_file(path: Path, *, mode: int = 0o666, replace: bool = True) -> Iterat
         with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
-            os.fsync(descriptor)
+            if synced:
+                os.fsync(descriptor)
         if replace:
             os.replace(partial, path)
         else:
@@ -47,7 +49,8 @@ def whole_file(path: Path, *, mode: int = 0o666, replace: bool = True) -> Iterat
     finally:
         partial.unlink(missing_ok=True)
     # The file's bytes are on the disk; without this its name may not be after a power cut.
-    sync_directory(path.parent)
+    if synced:
+        sync_directory(path.parent)
 
 
 def as_named(data: Buffer, root: bytes, what: str) -> Buffer:

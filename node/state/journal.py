@@ -121,6 +121,8 @@ class Journal:
         self._path = path
         # Durable: a signature that leaves before its row is on disk can be signed a second time after a power cut.
         self.db = self._db = open_table(path, FORM)
+        self.slots = 0
+        """Counts up with each slot that is taken: while it stands still, so does what is said."""
         self.files, self.used, self.pay, self.earned = OwnFiles(self), UsedGroups(self), PayBook(self), EarnedBook(self)
         kept = self.recall(FENCE)
         self.fence = msgspec.msgpack.decode(kept, type=Fence) if kept else Fence()
@@ -172,9 +174,13 @@ class Journal:
         if self._db.in_transaction:
             yield
             return
-        with self._db:
-            self._db.execute("BEGIN")
-            yield
+        try:
+            with self._db:
+                self._db.execute("BEGIN")
+                yield
+        except BaseException:
+            self.slots += 1  # a slot that was taken within is free again
+            raise
 
     def commit_file(self, slot: bytes, raw: bytes, *file: Any) -> None:
         """A worker's commitment and its file (as `OwnFiles.add_file` has it), together or not at all."""
@@ -189,6 +195,7 @@ class Journal:
         cursor = self._db.execute("INSERT OR IGNORE INTO said (kind, slot, raw, at) VALUES (?, ?, ?, ?)", row)
         # Of a new row only: where none was put in, `lastrowid` is another table's, whose numbers run ahead.
         number = cursor.lastrowid if cursor.rowcount == 1 else None
+        self.slots += cursor.rowcount
         # At every thousandth row only: the delete goes through all verdicts that are kept.
         # Messages after which own verdicts are forgotten: 150 MB. A work that old is of a policy that no register takes
         # work for any more, so nobody can ask for a second word.
@@ -279,7 +286,9 @@ class Journal:
         """Take in a word of this node's key that another daemon said, as far as the slot is free; whether it was. A
         slot with another word is taken for good."""
         row = (kind, slot, raw)
-        return self._db.execute("INSERT OR IGNORE INTO said (kind, slot, raw) VALUES (?, ?, ?)", row).rowcount > 0
+        taken = self._db.execute("INSERT OR IGNORE INTO said (kind, slot, raw) VALUES (?, ?, ?)", row).rowcount
+        self.slots += taken
+        return taken > 0
 
     def newest_slot(self, kind: str) -> bytes | None:
         """The highest slot of a kind that holds a message."""

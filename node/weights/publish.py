@@ -6,7 +6,6 @@ the run says so, or when the patches since the last one have grown to a quarter 
 
 import shutil
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,7 +18,14 @@ from node.state.files import link_or_copy
 from node.state.journal import Journal
 from node.state.kept import kept
 from node.swarm.board import Board
-from node.weights.images import PatchTooLong, describe_image, is_canonical, write_canonical, write_patch
+from node.weights.images import (
+    DescribedImage,
+    PatchTooLong,
+    describe_image,
+    is_canonical,
+    write_canonical,
+    write_patch,
+)
 from node.weights.policy_cache import HeldPolicy, PolicyCache
 from node.weights.records import PolicyRecords, next_chain
 from protocol.blobs import BlobInfo
@@ -48,10 +54,12 @@ MOST_LAYERS = 64
 
 
 class StepWord(msgspec.Struct, frozen=True):
-    """What the trainer states of a step, and its signature."""
+    """What the trainer states of a step, and its signature. batch: the manifest of its batch, which the statement
+    names; empty for step 0."""
 
     statement: PolicyStatement
     signature: bytes
+    batch: bytes = b""
 
 
 class Publisher:
@@ -134,12 +142,16 @@ class Publisher:
     async def _take_in(self, step: int, image: Path) -> tuple[BlobInfo, tuple[TensorInfo, ...]]:
         """The image as a blob, in canonical form; no copy is made where the file system knows hard links."""
         work = self._workshop / f"image-{step:06d}"
-        if await trio.to_thread.run_sync(is_canonical, image):
-            await trio.to_thread.run_sync(link_or_copy, image, work)
-        else:
-            await trio.to_thread.run_sync(write_canonical, image, work)
+
+        def taken() -> DescribedImage:
+            if is_canonical(image):
+                link_or_copy(image, work)
+            else:
+                write_canonical(image, work)
+            return describe_image(work)
+
         try:
-            found = await trio.to_thread.run_sync(describe_image, work)
+            found = await trio.to_thread.run_sync(taken)
             # Not synced: the learner has the image, and takes care of it until a checkpoint is behind it.
             return await self._add(work, found.blob, synced=False), found.tensors
         finally:
@@ -154,10 +166,18 @@ class Publisher:
                 if self._policy_cache is None or not self._policy_cache.make_room():
                     raise
 
+    async def _add_manifests(self, manifest: bytes, batch: bytes, *, synced: bool) -> BlobInfo:
+        """A policy's and its batch's, if it has one; the blob of the first."""
+        while True:
+            try:
+                return (await self._store.add_each([manifest, batch] if batch else [manifest], synced=synced))[0]
+            except StoreFull:
+                if self._policy_cache is None or not self._policy_cache.make_room():
+                    raise
+
     async def _describe(self, step: int, info: BlobInfo, tensors: tuple[TensorInfo, ...]) -> PolicyManifest:
         previous = self._previous.manifest if self._previous and self._previous.step < step else None
-        root = await trio.to_thread.run_sync(policy_root, step, tensors)
-        patch = await self._patch(step, info, tensors, root)
+        root, patch = await self._patch(step, info, tensors)
         chain = next_chain(previous, patch, info.size, info.size // PATCH_SHARE)
         snapshot = self._snapshot(step, previous, chain)
         manifest = PolicyManifest(self._run_root, step, root, tensors, info.root, info.size, snapshot, chain)
@@ -175,47 +195,58 @@ class Publisher:
         return old if reached and step - old.step < min(self._snapshot_every, MOST_LAYERS) else None
 
     async def _patch(
-        self, step: int, info: BlobInfo, tensors: tuple[TensorInfo, ...], root: bytes
-    ) -> PolicyPatch | None:
-        """The patch from the policy before, as a blob; None if there is none or it would not pay.
+        self, step: int, info: BlobInfo, tensors: tuple[TensorInfo, ...]
+    ) -> tuple[bytes, PolicyPatch | None]:
+        """The policy's root, and the patch from the policy before, as a blob; None if there is none or it would not
+        pay.
 
         Between equal weights it is a few bytes per tensor, and made all the same: the chain leads on over it.
         """
         previous = self._previous
         # A full store may have dropped the image before: then there is nothing to compare with, and no patch.
         if previous is None or previous.step >= step or not self._store.has(previous.manifest.image_root):
-            return None
+            return await trio.to_thread.run_sync(policy_root, step, tensors), None
         base, target = self._store.path(previous.manifest.image_root), self._store.path(info.root)
         work, most = self._workshop / f"patch-{step:06d}", info.size // PATCH_SHARE
-        write = partial(
-            write_patch, base, previous.manifest.tensors, target, tensors, work, most, roots=(previous.root, root)
-        )
+
+        def made() -> tuple[bytes, bool]:
+            root = policy_root(step, tensors)
+            ends = previous.root, root
+            try:
+                write_patch(base, previous.manifest.tensors, target, tensors, work, most, roots=ends)
+            except PatchTooLong:
+                log.debug("policy.no_patch", step=step, why="it would be longer than a quarter of the image")
+                return root, False
+            except PatchError as error:
+                log.info("policy.no_patch", step=step, why=error.why)
+                return root, False
+            return root, True
+
         try:
-            await trio.to_thread.run_sync(write)
+            root, pays = await trio.to_thread.run_sync(made)
+            if not pays:
+                return root, None
             blob = await self._add(work)
-        except PatchTooLong:
-            log.debug("policy.no_patch", step=step, why="it would be longer than a quarter of the image")
-            return None
-        except PatchError as error:
-            log.info("policy.no_patch", step=step, why=error.why)
-            return None
         finally:
             work.unlink(missing_ok=True)
-        return PolicyPatch(step, previous.root, root, blob.root, blob.size)
+        return root, PolicyPatch(step, previous.root, root, blob.root, blob.size)
 
     async def _announcement(self, manifest: PolicyManifest, word: StepWord) -> PolicyAnnounced:
         if word.statement.policy_root != manifest.policy_root:
             raise MalformedPolicy("will not publish this policy", "its image is not what the learner said to have made")
         encoded = encode_manifest(manifest)
-        blob = await self._add(encoded)
-        inline_bytes = 8 * 1024  # bytes of a manifest that travels inside its announcement
+        told, batch = _told(encoded, 8 * 1024), _told(word.batch, 2 * 1024)
+        # What is told is in the journal before it is said, and is made a blob again from there.
+        synced = bool((encoded and not told) or (word.batch and not batch))
+        blob = await self._add_manifests(encoded, word.batch, synced=synced)
         return PolicyAnnounced(
             pool=self._pool,
             statement=word.statement,
             signature=word.signature,
             manifest_root=blob.root,
             manifest_size=len(encoded),
-            manifest=encoded if len(encoded) <= inline_bytes else b"",
+            manifest=told,
+            batch=batch,
         )
 
     async def _said_before(
@@ -229,7 +260,7 @@ class Publisher:
         if not encoded and self._store.has(message.manifest_root):
             encoded = await trio.to_thread.run_sync(_read_manifest, self._store.path(message.manifest_root))
         if encoded:
-            await self._add(encoded)
+            await self._add_manifests(encoded, message.told_batch, synced=False)
             return decode_manifest(encoded)
         return PolicyManifest(self._run_root, step, message.policy_root, tensors, info.root, info.size)
 
@@ -239,6 +270,11 @@ class Publisher:
         if not isinstance(message, PolicyAnnounced):
             raise MalformedPolicy("unreadable announcement", "it is another kind of message")
         return message
+
+
+def _told(manifest: bytes, most: int) -> bytes:
+    """It travels inside the announcement if it has so few bytes."""
+    return manifest if len(manifest) <= most else b""
 
 
 def _slot(step: int, word: StepWord) -> bytes:

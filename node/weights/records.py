@@ -56,7 +56,8 @@ class PolicyRecords:
         path = self._path(policy.manifest)
         with disk_errors(f"the record {path}"):
             # The new one first: a crash in between leaves one record too many, never one too few.
-            write_whole(path, data)
+            # Not synced: a record that a power cut has torn is set aside, and the policy is fetched as by a newcomer.
+            write_whole(path, data, synced=False)
             for old in self._paths()[:-keep]:
                 old.unlink(missing_ok=True)
 

@@ -146,7 +146,8 @@ class Workshop:
                 try:
                     layers = LayersAt(held.path, (*held.patches, *way.before))
                     info = await self._put_together(layers, way.image, infos, work)
-                    await self._store.add(work, move=True, known=info)
+                    # Not synced: others have it, and the policies that it was built from.
+                    await self._store.add(work, move=True, known=info, synced=False)
                 finally:
                     work.unlink(missing_ok=True)
 

@@ -204,7 +204,10 @@ class StepReplay:
         return memory_for(image_limit(spec) // 4, spec.rollout.prompts_per_step)
 
     async def _fetch_manifest(self, step: int, held: ExitStack) -> tuple[tuple[str, bytes], BatchManifest]:
-        root = self.announced(step + 1).message.batch_root
+        message = self.announced(step + 1).message
+        root = message.batch_root
+        if told := message.told_batch:
+            await self._context.blobs.add(told, synced=False)  # the engine reads it from there
         path = await self._fetch(root, MAX_MANIFEST_BYTES, held)
         try:
             read = lambda: decode_manifest(as_named(path.read_bytes(), root, "a batch manifest"))

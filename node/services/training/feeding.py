@@ -61,11 +61,12 @@ class Feeding:
         """Whether there is a batch more: from fresh files, oldest first."""
         if self._others.apart is not None or step > self._record.step + AHEAD:
             return False
-        if await trio.to_thread.run_sync(lambda: self._evaluations.behind):
-            return False
-        full = self._groups.ready.missing(step) == 0
-        # From manifests on disk, which are read only once there is a batch to order.
-        fed = await trio.to_thread.run_sync(self._fed, step) if full else None
+        fed: set[bytes] | None = None
+        if self._groups.ready.missing(step) == 0:
+            # From manifests on disk, which are read only once there is a batch to order.
+            behind, fed = await trio.to_thread.run_sync(lambda: (self._evaluations.behind, self._fed(step)))
+            if behind:
+                return False
         selection = self._groups.ready.take(step, fed)
         if selection is None:
             await self._record.barren(step, self._groups.ready.barren)

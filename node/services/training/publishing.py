@@ -54,7 +54,8 @@ class PolicyPublisher:
         apart, and then this trainer follows no further until a term begins before that; and where a later state was
         taken over, of a policy that is not announced any more."""
         own = self._context.key.address
-        taken = bool((await trio.to_thread.run_sync(metrics_of, self._spool, step)).get("adopted"))
+        # Behind the last state that was taken over nothing was, and its metrics need not be read for that.
+        taken = step <= self._spool.adopted() and await trio.to_thread.run_sync(self._was_taken, step)
         while taken or step >= self._spool.adopted():
             told, signed = self._watch.next, self._policies.of_step(step)
             if signed is not None and (taken or signed.author != own) and self._leading.chair is not None:
@@ -65,6 +66,9 @@ class PolicyPublisher:
                 return await self._publisher.publish(step, self._spool.policy_path(step), word)
             await told.wait()
         return None
+
+    def _was_taken(self, step: int) -> bool:
+        return bool(metrics_of(self._spool, step).get("adopted"))
 
     async def _out(self, step: int, held: HeldPolicy, seconds: float) -> None:
         self._timings.published(step)

@@ -15,7 +15,7 @@ from node.training.batch import Batch
 from node.training.computed_by import arithmetic_in
 from node.training.spool import Spool
 from node.weights.publish import StepWord
-from protocol.blobs import BlobInfo
+from protocol.blobs import describe
 from protocol.identity import Address, address_from_bytes
 from protocol.manifest import BatchManifest, ComposedBatch, PolicyStatement, decode_composed, encode_manifest
 from protocol.statements import sign
@@ -55,16 +55,21 @@ async def make(
 
 async def word_on(context: Context, spool: Spool, step: int, term: int = 0) -> StepWord:
     """About the step that led to policy `step`."""
-    metrics = await trio.to_thread.run_sync(metrics_of, spool, step)
-    parent, batch = bytes(32), BlobInfo(bytes(32), 0, 0, ())
-    if step > 0:
-        parent, encoded = await trio.to_thread.run_sync(_manifest, spool, step, metrics, term)
-        batch = await context.blobs.add(encoded)
-        log.info("manifest.made", step=step - 1, bytes=len(encoded))
+    metrics, parent, encoded, batch = await trio.to_thread.run_sync(_made, spool, step, term)
     policy, state = (bytes.fromhex(str(metrics[name])) for name in ("policy_root", "state_root"))
-    statement = PolicyStatement(context.pool, term, step, context.time.epoch(), parent, policy, batch.root, state)
+    statement = PolicyStatement(context.pool, term, step, context.time.epoch(), parent, policy, batch, state)
     signature = sign(context.key, context.domain, statement.commitment(context.key.address))
-    return StepWord(statement, signature)
+    return StepWord(statement, signature, encoded)
+
+
+def _made(spool: Spool, step: int, term: int) -> tuple[dict[str, object], bytes, bytes, bytes]:
+    """(what the learner says of the step, policy root of the one before, the encoded manifest, its root)."""
+    metrics = metrics_of(spool, step)
+    if step == 0:
+        return metrics, bytes(32), b"", bytes(32)
+    parent, encoded = _manifest(spool, step, metrics, term)
+    log.info("manifest.made", step=step - 1, bytes=len(encoded))
+    return metrics, parent, encoded, describe(encoded).root
 
 
 def _manifest(spool: Spool, step: int, metrics: dict[str, object], term: int) -> tuple[bytes, bytes]:

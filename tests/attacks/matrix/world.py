@@ -239,7 +239,7 @@ class Door:
         self._store = store
         self._own = own
 
-    async def add(self, source: Path | bytes) -> BlobInfo:
+    async def add(self, source: Path | bytes, *, synced: bool = True) -> BlobInfo:
         await trio.lowlevel.checkpoint()
         data = source.read_bytes() if isinstance(source, Path) else source
         return self._store.put(data)

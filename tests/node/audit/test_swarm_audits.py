@@ -96,7 +96,7 @@ class Bench:
     def __init__(
         self, desk: Desk, assets: Path, shares: Sequence[float], starter: Any = None, patience: float = 15.0
     ) -> None:
-        self.desk = desk
+        self.desk, self.tells = desk, False
         self.store = Shared(desk.directory / "blobs", 1 << 28)
         self.made: Any = SimpleNamespace(
             hub=MemoryHub(delay=0.01), validator_keys=VALIDATORS, quorum=2, blobs=self.store, run=desk.run
@@ -140,11 +140,16 @@ class Bench:
 
     async def announce(self, step: int) -> None:
         word = await word_on(self.trainer.context, self.desk.spool, step)
+        if self.tells:
+            await self.state(word.statement, batch=word.batch)
+            return
+        if step:
+            await self.store.add(word.batch)
         await self.state(word.statement)
 
-    async def state(self, statement: PolicyStatement) -> None:
+    async def state(self, statement: PolicyStatement, **along: bytes) -> None:
         domain = self.trainer.context.domain
-        await self.trainer.board.post(stating(statement, TRAINER, domain))
+        await self.trainer.board.post(stating(statement, TRAINER, domain, **along))
 
     async def until(self, true: Any) -> None:
         with trio.fail_after(120):
@@ -314,8 +319,7 @@ async def test_a_step_that_goes_on_from_another_policy_than_the_one_before_is_lo
         await trio.sleep(0.5)
         assert not bench.said(), "the control: no lot draws a step here"
         word = await word_on(bench.trainer.context, trained.spool, 2)
-        path = bench.store.path(word.statement.batch_root)
-        manifest = decode_manifest(path.read_bytes())
+        manifest = decode_manifest(word.batch)
         severed = msgspec.structs.replace(manifest, parent=b"\x66" * 32, state=b"\x67" * 32)
         added = await bench.store.add(encode_manifest(severed))
         statement = msgspec.structs.replace(word.statement, parent=severed.parent, batch_root=added.root)
@@ -342,6 +346,18 @@ async def test_a_cheat_between_two_checkpoints_is_told_by_the_next_one_and_by_a_
         await bench.until(lambda: all(seat.jury.state.distrust for seat in everybody))
         assert bench.said()[:2] == [(0, VerdictOutcome.REJECT, Reason.DISTANCE)] * 2
         assert audit.counts == {"undecided": 1, "bad": 1}
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_manifest_that_came_with_its_policy_is_audited_though_nobody_serves_it(
+    trained: Desk, assets: Path
+) -> None:
+    bench = Bench(trained, assets, [1.0, 1e-4, 1e-4])
+    bench.tells = True
+    async with trio.open_nursery() as nursery:
+        await bench.open(nursery)
+        await bench.until(lambda: len(bench.said()) == 2)
+        assert {outcome for _, outcome, _ in bench.said()} == {VerdictOutcome.ACCEPT}
         nursery.cancel_scope.cancel()
 
 

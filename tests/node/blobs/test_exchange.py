@@ -73,6 +73,16 @@ async def test_a_blob_arrives_from_several_sources(swarm, folders) -> None:
     assert one.served and two.served
 
 
+async def test_who_lacks_a_blob_is_not_asked_about_it_while_somebody_else_sends_all_of_it(swarm, folders) -> None:
+    one, two, three = await _nodes(swarm, folders, Node, Node, Node)
+    asked = list[int]()
+    for _ in range(4):  # where the machine stands still for half a second, somebody else may be asked
+        info, before = await _offer(os.urandom(wire.INLINE + MIB), one), three.served
+        await two.exchange.fetch(info.root, [one.address, three.address], timeout=60)
+        asked.append(three.served - before)
+    assert min(asked) == 0, asked
+
+
 async def test_pieces_of_the_largest_blobs_arrive(swarm, folders) -> None:
     """An image of 141 GB has pieces of 4 MiB, and one of a TiB of 16: more than fits an answer, or a window."""
     one, two = await _nodes(swarm, folders, Node, Node)

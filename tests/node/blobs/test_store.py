@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import trio
 
-from node.blobs import files
+from node.blobs import files, wire
 from node.blobs.errors import BlobUnavailable, StoreFull
 from node.blobs.files import read_pieces
 from node.blobs.store import BlobStore
 from protocol.blobs import describe
+from tests.counts import Counts
 
 PIECE = 256 * 1024
 
@@ -45,10 +46,10 @@ async def test_a_small_blob_that_just_came_is_handed_on_from_memory_until_it_is_
         return read_pieces(path, *given)
 
     monkeypatch.setattr(files, "read_pieces", from_disk)
-    mine, large = await store.add(b"mine"), await store.add(os.urandom(files.SMALL + 1))
+    mine, large = await store.add(b"mine"), await store.add(os.urandom(wire.INLINE + 1))
     small, big = tmp_path / "small", tmp_path / "big"
     small.write_bytes(b"a file")
-    big.write_bytes(os.urandom(files.SMALL + 1))
+    big.write_bytes(os.urandom(wire.INLINE + 1))
     copied, copied_large = await store.add(small), await store.add(big)
     small.write_bytes(b"another")
     told = describe(b"a peer's")
@@ -66,6 +67,21 @@ async def test_a_small_blob_that_just_came_is_handed_on_from_memory_until_it_is_
     for number in range(64):
         await store.add(bytes([number]))
     assert await store.read_pieces(told.root, [0]) == b"a peer's" and len(read) == 3, "and only the newest"
+    patch = await store.add(small, move=True)
+    for _ in range(17):  # four megabytes of all of them
+        newest = await store.add(os.urandom(wire.INLINE))
+    assert len(await store.read_pieces(newest.root, range(len(newest.pieces)))) == wire.INLINE and len(read) == 3
+    assert await store.read_pieces(patch.root, [0]) == b"another" and len(read) == 4
+
+
+async def test_a_large_file_that_is_here_already_takes_no_room_again(tmp_path: Path) -> None:
+    """A checkpoint is offered anew after each start, and may have half of the store."""
+    store, source = BlobStore(tmp_path / "store", quota=10**7), tmp_path / "source"
+    for _ in range(2):
+        source.write_bytes(b"x" * 6_000_000)
+        info = await store.add(source, move=True)
+        store.pin(info.root)
+    assert store.used == 6_000_000
 
 
 async def test_a_moved_file_is_taken_over_without_a_copy(tmp_path: Path) -> None:
@@ -204,6 +220,12 @@ async def test_the_loop_waits_for_no_disk_and_only_what_nobody_else_has_is_synce
     assert await cost(partial.write(0, fetched), store.finish(partial)) == 0
     partial.close()
     assert not await store.take_whole(describe(b"another"), memoryview(b"AnotheR"))
+    counts = Counts(monkeypatch)
+    each = await store.add_each([b"one", b"another", b"one"], synced=False)
+    assert each[0] == each[2] == describe(b"one") and await store.read_pieces(each[1].root, [0]) == b"another"
+    (tmp_path / "patch").write_bytes(b"a patch")
+    await store.add(tmp_path / "patch", move=True)
+    assert counts.jobs.total() == 2, "what comes at once is one job, and what is moved another"
     assert not any(synced), "on the loop"
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import trio
 
-from node.services.certifier import Certifier, RootEntry
+from node.services.certifier import Certifier, RootEntry, Wanted
 from node.services.context import PoolTime
 from node.services.judging.judge import Validator
 from protocol.earnings import Accepted, of_policy
@@ -128,7 +128,7 @@ async def test_a_policy_that_is_announced_again_with_another_epoch_is_paid_once(
         certifying._context.time = PoolTime(epoch_seconds=10, window=20, wall=lambda: 65.0)
         for epoch, number, certified in ((6, 1, False), (6, 2, True)):
             again = of_policy(bench.court.run, POOL, TRAINER.address, number, root, epoch)
-            await certifying._name([(again, None)], once=True)
+            await certifying._name([Wanted(again, once=True)])
             found = certifying._journal.pay.leaf(certifying._own, POOL, again.work)
             assert (found is not None) is certified, "the control: another policy"
         nursery.cancel_scope.cancel()

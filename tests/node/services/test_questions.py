@@ -58,6 +58,33 @@ async def test_an_epoch_in_which_nothing_of_ones_own_changes_takes_one_question_
         nursery.cancel_scope.cancel()
 
 
+async def test_a_look_sums_up_the_journal_only_where_something_was_written_or_the_books_are_others(
+    autojump_clock: Any, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, summed, looks = world.workers[0], list[int](), list[int]()
+    pay = worker.journal.pay
+    sums = pay.sums
+    monkeypatch.setattr(pay, "sums", lambda *given: (summed.append(1), sums(*given))[1])
+    async with trio.open_nursery() as nursery:
+        for node in world.nodes.values():
+            nursery.start_soon(node.live)
+        await trio.sleep(10)
+        world.make(worker, 40)
+        await trio.sleep(5 * EPOCH)
+        assert worker.claimer.account.claimed == 40 and len(summed) >= 2
+        summed.clear()
+        worker.claimer.looked.follow(lambda: looks.append(1))
+        for _ in range(5):
+            worker.claimer._bell.ring()
+            await trio.sleep(1)
+        assert len(looks) == 5 and len(summed) <= 1, "a table may have come since"
+        worker.journal.remember("something", b"else")
+        worker.claimer._bell.ring()
+        await trio.sleep(1)
+        assert len(looks) == 6 and 1 <= len(summed) <= 2
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_claim_whose_event_comes_late_is_not_sent_again_and_one_that_a_block_lost_is(
     autojump_clock: Any, world: World
 ) -> None:

@@ -69,6 +69,8 @@ class Leader:
 
     def __init__(self, court: Court) -> None:
         self.court = court
+        self.told: bytes | None = b""
+        """What comes along for a batch's manifest; None: that itself, which then nobody can fetch."""
         self.manifests: dict[bytes, bytes] = {}
         self.files: dict[tuple[int, NodeKey, int], bytes] = {}
         court.blobs.fetch = self._fetch  # type: ignore[method-assign]
@@ -85,13 +87,19 @@ class Leader:
         arithmetic = Arithmetic("x", "float32", 1, False, 1, True, 1, True, False, "fused", "torch")
         manifest = encode_manifest(BatchManifest(batch, 0, self._parent, bytes(32), arithmetic))
         root, policy = describe(manifest).root, policy_root(step)
-        self.manifests[root] = manifest
+        if self.told is not None:
+            self.manifests[root] = manifest
         said = PolicyStatement(POOL, 0, step, 0, self._parent, policy, root, bytes(32))
-        await court.trainer.board.post(stating(said, TRAINER, DOMAIN, manifest_root=root))
+        await court.trainer.board.post(
+            stating(said, TRAINER, DOMAIN, manifest_root=root, batch=self._comes_along(manifest))
+        )
         self._parent = policy
         await trio.sleep(2)
         await self.commit(step)
         await trio.sleep(10)
+
+    def _comes_along(self, manifest: bytes) -> bytes:
+        return manifest if self.told is None else self.told
 
     async def commit(self, step: int) -> None:
         for key in (WORKER, OTHER):
@@ -118,6 +126,31 @@ class Leader:
 class Blob(bytes):
     def read_bytes(self) -> bytes:
         return self
+
+
+@pytest.mark.parametrize(
+    ("told", "asked"), [(None, 0), (b"another", 4), (b"", 4)], ids=["comes along", "another does", "none does"]
+)
+async def test_a_manifest_that_comes_with_its_policy_is_not_asked_for_and_another_is_as_none(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch, told: bytes | None, asked: int
+) -> None:
+    monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
+    court = Court([Validator])
+    leader = Leader(court)
+    leader.told = told
+    async with trio.open_nursery() as nursery:
+        tracing = UsageTracker(court.seats[0].context)
+        nursery.start_soon(tracing.run)
+        await court.open(nursery)
+        await leader.commit(0)
+        fetched = list[bytes]()
+        monkeypatch.setattr(court.blobs, "fetch", lambda root, *of, **how: fetched.append(root) or leader._fetch(root))
+        for step in range(1, 5):
+            await leader.step(step, drops=None)
+        assert tracing.unread == 2, "the first two are of no files, which is no batch"
+        assert tracing.book.newest == 3
+        assert len([root for root in fetched if root in leader.manifests]) == asked
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(

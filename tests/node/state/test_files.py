@@ -28,6 +28,9 @@ def test_bytes_reach_the_disk_before_the_name_and_the_name_before_the_return(
     write_whole(tmp_path / "file", b"x")
     write_whole(tmp_path / "other", b"x", replace=False)
     assert said == ["fsync", "replace", "fsync", "fsync", "link", "fsync"]
+    said.clear()
+    write_whole(tmp_path / "file", b"y", synced=False)
+    assert said == ["replace"], "what can be had again"
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])

@@ -18,6 +18,7 @@ from node.weights.fetch import PolicyFollower
 from node.weights.policy_cache import HeldPolicy, PolicyCache
 from node.weights.publish import Publisher, StepWord
 from node.weights.records import PolicyRecords
+from protocol.blobs import describe
 from protocol.identity import Address, NodeKey
 from protocol.manifest import PolicyStatement
 from protocol.messages import Message, open_envelope, seal
@@ -70,7 +71,7 @@ class Door:
             data = self._wire.stores[source].path(root).read_bytes()
             if len(data) > max_size:
                 raise BlobTooLarge(root, len(data), max_size)
-            await self._store.add(data)
+            await self._store.add(data, synced=False)
         return self._store.path(root)
 
 
@@ -81,11 +82,12 @@ def word_of(
     domain: Domain = DOMAIN,
     pool: int = POOL,
     parent: bytes = bytes(32),
+    batch: bytes = b"",
 ) -> StepWord:
-    """What a trainer states of a step that has no batch."""
-    root = policy_root(step, describe_tensors(tensors))
-    statement = PolicyStatement(pool, 0, step, 0, parent, root, bytes(32), bytes(32))
-    return StepWord(statement, sign(key, domain, statement.commitment(key.address)))
+    """What a trainer states of a step. batch: the manifest of its batch, if it has one."""
+    root, named = policy_root(step, describe_tensors(tensors)), describe(batch).root if batch else bytes(32)
+    statement = PolicyStatement(pool, 0, step, 0, parent, root, named, bytes(32))
+    return StepWord(statement, sign(key, domain, statement.commitment(key.address)), batch)
 
 
 class FakeBoard:

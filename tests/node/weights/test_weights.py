@@ -28,8 +28,9 @@ from protocol.blobs import describe
 from protocol.delta import PatchError
 from protocol.errors import OwnFailure
 from protocol.identity import NodeKey
-from protocol.messages import seal
+from protocol.messages import PolicyAnnounced, parse_envelope, seal
 from protocol.policy import MalformedPolicy, decode_image, encode_image, encode_manifest
+from tests.counts import Counts
 from tests.node.weights import little_swarm
 from tests.node.weights.little_swarm import DOMAIN, POOL, bytes_of, disk, until, word_of
 from tests.words import announced as policy_announced
@@ -151,6 +152,48 @@ async def test_steps_are_fetched_side_by_side_and_built_in_their_order(run, orig
         await until(lambda: follower.policy_cache.newest.step == 2)
         nursery.cancel_scope.cancel()
     assert bytes_of(follower.policy_cache.newest) == bytes_of(held[1])
+
+
+async def test_a_follower_waits_for_no_disk_since_others_have_all_that_it_keeps(
+    run, origin, peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = origin(snapshot_every=2)
+    follower, counts = peer("a", trainer.key.address), Counts(monkeypatch)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follower.follower.run)
+        for step in range(5):
+            await trainer.publish(step, run.step())
+            await until(
+                lambda step=step: follower.policy_cache.newest is not None and follower.policy_cache.newest.step == step
+            )
+        nursery.cancel_scope.cancel()
+    assert follower.follower.counts == {"image": 1, "patches": 4}
+    assert follower.policy_cache.newest.patches == (), "its image was built here"
+    assert counts.below(follower.directory) == []
+    assert len(counts.below(trainer.store.directory)) >= 4, "nobody else has its patches yet"
+
+
+async def test_a_small_manifest_of_a_batch_travels_with_the_policy_and_only_what_does_not_is_synced(
+    run, origin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, counts = origin(), Counts(monkeypatch)
+
+    async def published(step: int, batch: bytes) -> PolicyAnnounced:
+        tensors = run.step()
+        word = word_of(trainer.key, step, tensors, batch=batch)
+        held = await trainer.publish(step, tensors, word)
+        assert trainer.store.path(describe(batch).root).read_bytes() == batch
+        message = parse_envelope(POOL, held.announcement).message
+        assert isinstance(message, PolicyAnnounced)
+        return message
+
+    assert (await published(0, b"small")).told_batch == b"small"
+    assert counts.below(trainer.store.directory) == [], "its journal has it"
+    assert (await published(1, b"large" * 1024)).told_batch == b""
+    assert len([name for name in counts.below(trainer.store.directory) if name == "complete"]) == 3, "and the patch"
+    counts.jobs.clear()
+    await published(2, b"another")
+    assert counts.jobs.total() <= 9, counts.jobs
 
 
 # steps that leave the weights as they were
@@ -304,7 +347,6 @@ async def test_a_replayed_announcement_changes_nothing(run, origin, peer, wire) 
 async def test_a_manifest_that_does_not_hold_is_refused_once_and_its_signer_blamed(
     manifest_changes, announcement_changes, why, run, origin, peer, wire
 ) -> None:
-    from protocol.blobs import describe
 
     async with trio.open_nursery() as nursery:
         trainer, follower, held = await published(run, origin, peer, nursery)

@@ -349,6 +349,8 @@ class Desk:
 
     async def _publish(self, step: int, image: Path, word: StepWord) -> SimpleNamespace:
         root = self.made[step] = word.statement.policy_root
+        if step:
+            await self.context.blobs.add(word.batch)
         await self.context.board.post(
             PolicyAnnounced(
                 pool=POOL,
