@@ -85,10 +85,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--no-checkpoint", action="store_true", help="none after the last step: 12 bytes a parameter")
     parser.add_argument("--json", type=Path, help="write the figures there")
     parser.add_argument("--default", action="store_true", help="as a run has it that says nothing: planned, exact")
+    parser.add_argument("--compile", action="store_true", help="layers by torch.compile, beside a run without")
     parser.add_argument("--gib", type=float, default=0.0, help="of the device's memory, at most (default: all)")
     a = parser.parse_args(arguments)
     tokens, longest, steps = (1024, 64, 2) if a.tiny else (a.tokens, 8192, a.steps)
     settings = planned(a.size, longest, a.gib, tiny=a.tiny) if a.default else tuned(tiny=a.tiny)
+    settings = msgspec.structs.replace(settings, compile=a.compile)
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision("high")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as the trainer has it

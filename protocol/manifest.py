@@ -58,7 +58,8 @@ class Arithmetic(_Row, frozen=True):
     """What the last bits of a step depend on. Equal ones give equal states; number of threads changes nothing.
 
     processor: instruction set, or the GPU's name; dtype: of the layers; ranks: processes that share the batch;
-    adamw: which of torch's implementations; versions: of everything that computes.
+    adamw: which of torch's implementations; versions: of everything that computes; compiled: what compiled the layers,
+    with its version, empty where nothing did.
     """
 
     processor: str
@@ -72,6 +73,7 @@ class Arithmetic(_Row, frozen=True):
     offload: bool
     adamw: str
     versions: str
+    compiled: str
 
     @property
     def name(self) -> str:
@@ -86,7 +88,7 @@ class Arithmetic(_Row, frozen=True):
         return [f"{name}: {own} instead of {theirs}" for name, own, theirs in pairs if own != theirs]
 
     def fault(self) -> str | None:
-        texts = (self.processor, self.dtype, self.adamw, self.versions)
+        texts = (self.processor, self.dtype, self.adamw, self.versions, self.compiled)
         numbers = (self.ranks, self.micro_batch_tokens, self.logit_cells)
         fine = all(len(text) <= MAX_TEXT for text in texts) and all(0 < number < 2**48 for number in numbers)
         return None if fine else "its arithmetic is out of bounds"

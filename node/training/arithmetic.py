@@ -26,8 +26,6 @@ SLOTS = ("exp_avg", "exp_avg_sq")
 
 def arithmetic_of(learner: Learner, settings: TrainerSettings, world: World, micro_batch_tokens: int) -> Arithmetic:
     """Of the steps that this learner does with passes of at most `micro_batch_tokens`."""
-    from transformers import __version__ as transformers
-
     defaults = learner.optimizer.defaults
     kinds = [kind for kind in ("fused", "foreach") if defaults.get(kind)]
     return Arithmetic(
@@ -41,8 +39,15 @@ def arithmetic_of(learner: Learner, settings: TrainerSettings, world: World, mic
         fp32_logits=settings.fp32_logits,
         offload=settings.offload_parameters,
         adamw=kinds[0] if kinds else "default",
-        versions=f"torch {torch.__version__} transformers {transformers} node {ARITHMETIC}",
+        compiled=learner.compiled,
+        versions=versions(),
     )
+
+
+def versions() -> str:
+    from transformers import __version__ as transformers
+
+    return f"torch {torch.__version__} transformers {transformers} node {ARITHMETIC}"
 
 
 def processor(device: torch.device) -> str:

@@ -279,7 +279,8 @@ class Contributing:
         s, device = self._settings, self._world.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{hardware('cpu')} {look().name}"
         kind = f"{compute_dtype(s, device)} {'sharded' if self._world.mesh else 'plain'} x{self._world.size}"
-        return f"{name} {kind} {s.micro_batch_tokens} {s.logit_cells} threads {s.threads} torch {torch.__version__}"
+        by = f" {self._learner.compiled}" if self._learner.compiled else ""
+        return f"{name} {kind} {s.micro_batch_tokens} {s.logit_cells} threads {s.threads} torch {torch.__version__}{by}"
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:

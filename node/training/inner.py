@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from node.training.compiling import compiled_by, make_graphs
 from node.training.decay import decay_groups
 from node.training.errors import TrainingError
 from node.training.memory import during
@@ -35,6 +36,8 @@ UPDATES = "updates"
 class Inner:
     """A model whose weights and optimisers are those of whatever peer it works for."""
 
+    compiled: str
+    """As `Learner.compiled`."""
     model: Any
     parameters: dict[str, Tensor]
     optimizers: list[torch.optim.Optimizer]
@@ -149,12 +152,20 @@ class InnerLearner(Inner):
         super().__init__(settings, world)
         self._text, self._rounds, self._recipe, self._end = run.pretraining, run.diloco, run.recipe, end
         self.model = model
-        self._whole: TextModel = placed(TextModel(model, self._settings.logit_cells), self._settings, self._world)
+        self.compiled = compiled_by(model, self._settings, self._world)
+        whole, compiles = TextModel(model, self._settings.logit_cells), bool(self.compiled)
+        self._whole: TextModel = placed(whole, self._settings, self._world, compiles=compiles)
+        if compiles:
+            make_graphs(self._whole, self._pass_of, self._settings.compile_seconds)
         self.parameters: dict[str, Tensor] = dict(sorted(model.named_parameters()))
         self._layers = {id(one) for layer in decoder_layers(model) for one in layer.parameters() if one.ndim == 2}
         self._total = run.recipe.steps * self._rounds.round_steps
         self._divisible = 0
         self.optimizers = self._new_optimizers()
+
+    def _pass_of(self, tokens: int) -> Tensor:
+        rows = np.zeros((2, tokens // 2 + 1), dtype=np.int64)
+        return self._whole(packed_rows(rows, self._end, self._world.device), 1.0, 0.0)[0]
 
     @property
     def divisible(self) -> int:

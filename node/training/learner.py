@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from node.inference.transfer import sent
 from node.training.batch import BatchRow
 from node.training.beside import Beside, Weights, vocabulary_of
+from node.training.compiling import compiled_by, make_graphs
 from node.training.decay import decay_groups
 from node.training.errors import TrainingError
 from node.training.experts import describe_experts
@@ -27,7 +28,7 @@ from node.training.functions import functions_of
 from node.training.lora import add_adapters
 from node.training.losses import log_ratio
 from node.training.memory import during
-from node.training.micro_batch import MicroBatch, nothing, packed, padded
+from node.training.micro_batch import MicroBatch, nothing, of_zeros, packed, padded
 from node.training.objective import Loss, TokenSignals, loss_of, slopes_of
 from node.training.packing import plan, plan_padded
 from node.training.policy_model import PolicyModel
@@ -64,8 +65,8 @@ class Learner:
     ) -> None:
         """assets: where the source of the recipe's own functions lies; inner_steps: from one policy to the next, which
         several trainers make by themselves; distill: such a learner needs a teacher before its first step, unless all
-        rows bring what theirs says. Raises OwnCodeError, and TrainingError for an adapter that does not fit the
-        model."""
+        rows bring what theirs says. Raises OwnCodeError, TrainingError for an adapter that does not fit the model,
+        and CannotCompile."""
         self._recipe = recipe
         self._objective = recipe.objective()
         self._functions = functions_of(self._objective, assets)
@@ -83,7 +84,17 @@ class Learner:
             # Only a mesh casts weights on the way: without one the frozen ones have the type of all others.
             dtype = compute_dtype(self._settings, self._world.device) if sharded else torch.float32
             add_adapters(model, recipe.lora, dtype)
-        self.policy: PolicyModel = prepare_model(model, temperature, self._settings, self._world)
+        self.compiled = compiled_by(model, self._settings, self._world)
+        """What compiles its layers; empty where they run eagerly."""
+        compiles = bool(self.compiled)
+        self.policy: PolicyModel = prepare_model(model, temperature, self._settings, self._world, compiles=compiles)
+        if compiles:
+            packing, device = self._settings.packing, self._world.device
+            make_graphs(
+                self.policy,
+                lambda tokens: self.policy(of_zeros(tokens, packing, device))[0].sum(),
+                self._settings.compile_seconds,
+            )
         self._distill = distill
         self.beside = Beside(model, self.policy, recipe, temperature, self._settings, self._world, distill)
         # By name: AdamW's state and the published image must not depend on the order of modules.

@@ -79,6 +79,16 @@ def nothing(packing: bool, device: torch.device) -> MicroBatch:
     return MicroBatch(zero[None], zero[None], Pack([1], device) if packing else None, zero, zero, 0, 0)
 
 
+def of_zeros(tokens: int, packing: bool, device: torch.device) -> MicroBatch:
+    """An even number of tokens, half of them in each of two samples or rows, with one to be learnt."""
+    half = tokens // 2
+    shape = (1, tokens) if packing else (2, half)
+    zeros = torch.zeros(shape, dtype=torch.long, device=device)
+    positions = torch.arange(half, device=device).repeat(2).view(shape)
+    one = zeros[0, :1]
+    return MicroBatch(zeros, positions, Pack([half, half], device) if packing else None, one, one, tokens, tokens)
+
+
 def _sampled(rows: Sequence[BatchRow], ends: np.ndarray) -> np.ndarray:
     """Where the logits of each row's sampled tokens stand. ends[i]: behind the last token that is fed of row i."""
     # A token's logits stand at the token before it: those of the first output token at the prompt's last one.

@@ -20,7 +20,7 @@ import msgspec
 from node.inference.room import FULL_TOKENS, LEAST_TOKENS, needed
 from node.inference.room import plan as divided
 from node.training.errors import TrainingError
-from node.training.settings import TrainerSettings, read_settings
+from node.training.settings import TrainerSettings, eager_because, read_settings
 from node.training.sizing import KNOWN, DecoderShape, RankMemory, engine_size, held_beside, memory_of_a_rank
 from node.units import GIB
 from protocol.lora import Lora
@@ -144,6 +144,9 @@ class TrainingPlan:
         s, work = self.settings, self.work
         how = [f"passes of {s.micro_batch_tokens:,} tokens"]
         how += ["recomputation"] * s.activation_checkpointing
+        if s.compiles(gpu=bool(self.learners)):
+            why = eager_because(experts=work.shape.experts > 0, delta=work.shape.delta is not None)
+            how.append(f"layers not compiled, since {why}" if why else "compiled layers")
         how += ["parameters in the host's memory"] * s.offload_parameters
         room = f"{self.rank.device / GIB:.1f} of {self.of / GIB:.1f} GiB"
         fits = f"samples of {work.longest:,} tokens fit, up to {self.most_tokens:,}"

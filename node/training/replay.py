@@ -12,8 +12,9 @@ import msgspec
 import torch
 from torch import Tensor
 
-from node.training.arithmetic import SLOTS
+from node.training.arithmetic import SLOTS, processor, versions
 from node.training.batch import Batch
+from node.training.compiling import CannotCompile, compiler
 from node.training.determinism import as_deterministic_as_set
 from node.training.errors import TrainingError
 from node.training.image import stream_image
@@ -23,7 +24,7 @@ from node.training.sharding import whole
 from node.training.spool import Spool
 from node.training.state import F32, State
 from node.training.trainer import SpoolTrainer
-from node.training.world import World, join_world, leave_world
+from node.training.world import World, device_of, join_world, leave_world
 from protocol.manifest import Arithmetic
 from protocol.policy import policy_root
 
@@ -43,6 +44,13 @@ class MissingState(TrainingError):
 
 class StepReplayer(SpoolTrainer):
     """On a spool of which it reads run, model and checkpoints. One process, one rank."""
+
+    def __init__(self, spool: Spool, settings: TrainerSettings, world: World | None = None) -> None:
+        try:
+            super().__init__(spool, settings, world)
+        except CannotCompile:
+            # Of another class then, and it says so: whoever claims what was made here is not at fault for it.
+            super().__init__(spool, msgspec.structs.replace(settings, compile=False), world)
 
     def place(self, step: int) -> bytes:
         """Take the state of `step` from its checkpoint; that of step 0 follows from the start model. Its root. Raises
@@ -80,7 +88,8 @@ class StepReplayer(SpoolTrainer):
     @contextmanager
     def computing_in(self, dtype: Literal["float32", "bfloat16"]) -> Iterator["StepReplayer"]:
         """Another one beside this, whose layers compute in this; it has no state yet."""
-        settings = msgspec.structs.replace(self._settings, dtype=dtype)
+        # It is of another class in any case, so that no bit of it depends on a compiler.
+        settings = msgspec.structs.replace(self._settings, dtype=dtype, compile=False)
         world = join_world(settings)
         try:
             yield StepReplayer(self._spool, settings, world)
@@ -128,8 +137,14 @@ def alone_in_its_world(settings: TrainerSettings) -> Iterator[World]:
 
 
 def settings_for(arithmetic: Arithmetic) -> TrainerSettings:
-    """The settings of a trainer of this class, as far as one process can be of it."""
+    """The settings of a trainer of this class, as far as one process can be of it. arithmetic: as somebody claims it;
+    layers are compiled only where this process then is of that class, and in a part of an audit's time."""
+    device = device_of(TrainerSettings())
+    claimed = arithmetic.ranks, arithmetic.processor, arithmetic.versions, arithmetic.compiled
     return TrainerSettings(
+        # The program is asked for its version only where somebody claims to have compiled.
+        compile=bool(arithmetic.compiled) and claimed == (1, processor(device), versions(), compiler(device)),
+        compile_seconds=200.0,
         dtype="bfloat16" if arithmetic.dtype == "bfloat16" else "float32",
         micro_batch_tokens=arithmetic.micro_batch_tokens,
         # As trainers on GPUs do it: the numbers are the same, and a whole step's activations would not fit.

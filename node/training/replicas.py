@@ -32,7 +32,7 @@ class ReplicaLearner(Inner):
 
     def __init__(self, learner: Learner, settings: TrainerSettings, world: World) -> None:
         super().__init__(settings, world)
-        self._learner, self.model = learner, learner.model
+        self._learner, self.model, self.compiled = learner, learner.model, learner.compiled
         self.parameters, self.optimizers = learner.parameters, [learner.optimizer]
 
     def _new_optimizers(self) -> list[torch.optim.Optimizer]:

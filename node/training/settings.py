@@ -33,6 +33,8 @@ class TrainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     logit_cells: most logits (tokens * vocabulary) that exist at a time, on a CPU CPU_LOGIT_CELLS at most;
     milestones: the policy of every so many steps is kept for good (0: none); checkpoint_every: in steps;
     keep_checkpoints: how many; async_checkpoints: write while training goes on;
+    compile: the layers, by torch's inductor ("auto": where a GPU trains and it can be; true: or not at all);
+    compile_seconds: that this may take at a start;
     deterministic: the same numbers at every replay, also on GPUs, where it costs some speed: an operation that has no
     such form there ends the training; off: a replay that differs from what was published is only logged;
     evaluation_device, evaluation_dtype: of the evaluator's engine ("auto": where GPUs train, one that no process of the
@@ -57,6 +59,9 @@ class TrainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     reshard_after_forward: bool = True
     fp32_logits: bool = True
     logit_cells: int = 1 << 26
+    # No GPU has shown yet that two processes come to the same bits, and who signs others loses a stake.
+    compile: Literal["auto"] | bool = False
+    compile_seconds: float = 900.0
     milestones: int = 0
     checkpoint_every: int = 10
     keep_checkpoints: int = 2
@@ -79,12 +84,17 @@ class TrainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         """Whether a fork server can start it: one process (several are torchrun's) of one thread, as torch was told."""
         return self.world_size == self.nodes == 1 and self.threads == 1
 
+    def compiles(self, *, gpu: bool) -> bool:
+        """Whether layers are to be compiled where they can be. gpu: whether one trains."""
+        return self.compile is True or (self.compile == "auto" and gpu)
+
     def check(self) -> None:
         """Raises TrainingError naming the first setting that makes no sense."""
         for name, good, rule in (
             ("world_size", 1 <= self.world_size <= 1024, "must be 1 to 1024"),
             ("micro_batch_tokens", 1 <= self.micro_batch_tokens <= 1 << 24, "must be 1 to 16777216"),
             ("logit_cells", self.logit_cells >= 1, "must be at least 1"),
+            ("compile_seconds", 1 <= self.compile_seconds <= 86_400, "must be 1 to 86400"),
             ("milestones", 0 <= self.milestones <= 1_000_000, "must be 0 (none) or a number of steps"),
             ("checkpoint_every", 1 <= self.checkpoint_every <= 100_000, "must be 1 to 100000"),
             ("keep_checkpoints", 1 <= self.keep_checkpoints <= 1000, "must be 1 to 1000"),
@@ -108,6 +118,13 @@ class TrainerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
                 "steps from a checkpoint",
                 f"set it to {MOST_REPLAYED} or less in config.toml: 1 where money is at stake",
             )
+
+
+def eager_because(*, experts: bool, delta: bool) -> str:
+    """Why the layers of a model are never compiled; empty where they can be."""
+    # Which tokens an expert computes is known by the numbers alone, and what loops over packed samples would be another
+    # graph for each pack.
+    return "its layers have experts" if experts else "its layers remember instead of attending" if delta else ""
 
 
 def endpoint(text: str) -> tuple[str, int] | None:

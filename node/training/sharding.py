@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils.checkpoint import checkpoint
 
+from node.training.compiling import compiled
 from node.training.policy_model import PolicyModel
 from node.training.settings import TrainerSettings
 from node.training.world import World, compute_dtype
@@ -47,15 +48,20 @@ def _on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn
     return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
 
-def prepare_model(model: Any, temperature: float, settings: TrainerSettings, world: World) -> PolicyModel:
+def prepare_model(
+    model: Any, temperature: float, settings: TrainerSettings, world: World, *, compiles: bool = False
+) -> PolicyModel:
     """Wrap, shard and place a transformers model with float32 parameters. Those that had no memory (`without_memory`)
-    have it afterwards, and no values: fill them."""
-    return placed(PolicyModel(model, temperature, settings.logit_cells), settings, world)
+    have it afterwards, and no values: fill them. compiles: its layers are, by `make_graphs`."""
+    return placed(PolicyModel(model, temperature, settings.logit_cells), settings, world, compiles=compiles)
 
 
-def placed(policy: Whole, settings: TrainerSettings, world: World) -> Whole:
+def placed(policy: Whole, settings: TrainerSettings, world: World, *, compiles: bool = False) -> Whole:
     """The same for another module around a model of transformers, its `model`."""
     layers = decoder_layers(policy.model)  # type: ignore[arg-type] - a module's attribute
+    if compiles:
+        for layer in layers:
+            layer.forward = compiled(layer.forward)  # before what recomputes it, which computes the same again
     if settings.activation_checkpointing:
         for layer in layers:
             # The function and not the module is wrapped: images and checkpoints go by the names of parameters.

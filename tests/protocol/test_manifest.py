@@ -25,7 +25,7 @@ from protocol.statements import work_id
 
 RUN, POOL, STEP = b"\1" * 32, 4, 7
 NODES = address_from_bytes(b"\5" * 20), address_from_bytes(b"\6" * 20)
-CLASS = Arithmetic("x86_64-AVX2", "float32", 1, False, 1 << 14, True, 1 << 26, True, False, "fused", "torch 2")
+CLASS = Arithmetic("x86_64-AVX2", "float32", 1, False, 1 << 14, True, 1 << 26, True, False, "fused", "torch 2", "")
 
 
 def work(index: int = 0, **changes: Any) -> UsedWork:

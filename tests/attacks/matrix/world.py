@@ -161,7 +161,7 @@ KEYS = {name: key_of(name) for name in (*HONEST, *MOUTHS)}
 NAMES: dict[Address, str] = {key.address: name for name, key in KEYS.items()}
 DOMAIN = Domain(31337, KEYS["dismissed"].address)
 TOPIC = topic(DOMAIN, POOL)
-ARITHMETIC = Arithmetic("x", "float32", 1, False, 1, True, 1, True, False, "fused", "torch")
+ARITHMETIC = Arithmetic("x", "float32", 1, False, 1, True, 1, True, False, "fused", "torch", "")
 TASK = encode_task(TaskSpec(kind="filter", policy="ab" * 32, last=8, shard_size=2))
 
 

@@ -21,6 +21,7 @@ from node.recipe.desk import desk_blobs, desk_paths, desk_root
 from node.recipe.join import join
 from node.recipe.manifest import compose, materialise
 from node.recipe.pool import Group, Origin, Selection, freshness
+from node.training import compiling, replay
 from node.training.batch import Batch, encode_batch
 from node.training.errors import TrainingError
 from node.training.learner import Learner
@@ -190,6 +191,34 @@ def test_a_trainer_in_bfloat16_is_not_accused_and_a_group_it_leaves_out_is_found
     assert not desk.audit(0, auditor).broken
     found = {one.test: one for one in desk.audit(1, auditor).findings}
     assert found["direction"].says is Says.BROKEN and "left out" in found["direction"].text
+
+
+@pytest.fixture
+def compiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine that can compile, without a compiler."""
+    monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    for place in (compiling, replay):
+        monkeypatch.setattr(place, "compiler", lambda device: "one for tests")
+    yield
+    torch._dynamo.reset()
+    torch.compiler.set_stance("default")
+
+
+def test_compiled_layers_are_replayed_to_the_bit_by_their_class_and_accused_by_no_other(
+    desk: Desk, compiles: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.train(msgspec.structs.replace(SETTINGS, compile=True))
+    audit = desk.audit(1)
+    assert audit.differences == () and set(said(audit).values()) == {Says.HOLDS}, audit
+
+    def broken(*_: Any) -> None:
+        raise ValueError("an internal compiler error")
+
+    monkeypatch.setattr(compiling, "BACKEND", broken)
+    torch._dynamo.reset()
+    eager = desk.audit(1)
+    assert eager.differences == ("compiled:  instead of one for tests",) and not eager.broken, eager
+    assert said(eager)["direction"] is Says.HOLDS
 
 
 def other_batch(change: Callable[[list[Any]], list[Any]]) -> Callable[[Desk, pytest.MonkeyPatch], None]:

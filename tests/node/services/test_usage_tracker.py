@@ -84,7 +84,7 @@ class Leader:
         """Policy `step`, and everybody's files of it."""
         court = self.court
         batch = ComposedBatch(court.trainer.context.run.root, POOL, step - 1, self._works(step - 3, drops))
-        arithmetic = Arithmetic("x", "float32", 1, False, 1, True, 1, True, False, "fused", "torch")
+        arithmetic = Arithmetic("x", "float32", 1, False, 1, True, 1, True, False, "fused", "torch", "")
         manifest = encode_manifest(BatchManifest(batch, 0, self._parent, bytes(32), arithmetic))
         root, policy = describe(manifest).root, policy_root(step)
         if self.told is not None:

@@ -211,6 +211,17 @@ def test_one_line_says_what_was_chosen_and_why() -> None:
     assert alone.idle == ("1",) and "1 card idle" in alone.line and "engine" not in alone.line
 
 
+def test_one_line_says_whether_layers_are_compiled() -> None:
+    dense, routed = KNOWN["qwen2.5-7b"], msgspec.structs.replace(KNOWN["qwen2.5-7b"], experts=4)
+    one = cards(*[80] * 8)
+    assert "compiled" not in plan(one, TrainingWork(dense)).line
+    assert "compiled layers" in plan(one, TrainingWork(dense), {"compile": "auto"}).line
+    assert "compiled" not in plan(PlannedMachine((), 512 * GIB), TrainingWork(dense), {"compile": "auto"}).line
+    assert (
+        "layers not compiled, since its layers have experts" in plan(one, TrainingWork(routed), {"compile": True}).line
+    )
+
+
 def test_engines_alone_are_refused_by_what_they_take() -> None:
     small, large = KNOWN["qwen2.5-1.5b"], KNOWN["qwen2.5-32b"]
     assert "the model fits" in check_engine(small, cards(24), 4096)

@@ -175,7 +175,7 @@ class Learner:
 
     def _publish(self, step: int, before: bytes, state: bytes, *, adopted: bool = False) -> None:
         write_whole(self._spool.policy_path(step), state)
-        arithmetic = Arithmetic(self._kind, "float32", 1, False, 1, True, 1, True, False, "fused", "torch 2")
+        arithmetic = Arithmetic(self._kind, "float32", 1, False, 1, True, 1, True, False, "fused", "torch 2", "")
         told = {"step": step, "policy_root": policy_root(state).hex(), "state_root": state_root(state).hex()}
         told |= {"state_before": state_root(before).hex() if before else "", "seconds": {}, "adopted": adopted}
         told["arithmetic"] = msgspec.structs.asdict(arithmetic)

@@ -69,7 +69,7 @@ from tests.words import policies as policies_of
 WORKER = address_from_bytes(b"\x05" * 20)
 VALIDATOR = address_from_bytes(b"\x06" * 20)
 KEY = NodeKey(b"\1" * 32)
-ARITHMETIC = Arithmetic("x86_64-AVX2", "float32", 1, False, 1 << 14, True, 1 << 26, True, False, "fused", "torch 2")
+ARITHMETIC = Arithmetic("x86_64-AVX2", "float32", 1, False, 1 << 14, True, 1 << 26, True, False, "fused", "torch 2", "")
 RUN = RunSpec(
     name="t",
     environment=EnvironmentSpec(name="sort"),
