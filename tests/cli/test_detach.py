@@ -48,8 +48,9 @@ time.sleep(600)
 """
 """A daemon that is under way for long. deaf: it does not end when it is told to."""
 ASKS = """
-import sys
+import signal, sys
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background has it ignored
 import cli.join
 from cli.errors import describe, exit_code
 cli.join.own_command = lambda: [sys.executable, "-c", *sys.argv[2:]]
@@ -120,6 +121,7 @@ def test_who_breaks_a_start_off_has_no_daemon_or_hears_how_to_stop_it(
         _, told = asking.communicate(timeout=60.0)
     finally:
         asking.kill()
+        asking.communicate()
         pid = int(begun.read_text())
         lives = looked(lambda: not psutil.pid_exists(pid), 0.05, 0.0 if deaf else 10.0) is False
         if lives:
