@@ -217,6 +217,8 @@ def test_a_compiler_that_fails_ends_the_start_with_a_remedy(
     assert "trainer.compile" in raised.value.remedy
 
 
+# An alarm may leave whatever it interrupts open.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_compiler_that_does_not_end_is_not_waited_for(
     make_learner: Made, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
