@@ -137,7 +137,9 @@ class Seals:
     def _count_late(self) -> None:
         while self._counting and self._counting[0][0] <= self._clock():
             over, id = self._counting.popleft()
-            for one in self._vote_set.active_validators() if self._register.get(id) is not None else ():
+            if self._register.get(id) is None:
+                continue  # nobody committed to it, or it is closed
+            for one in self._vote_set.active_validators():
                 sealer = self._sealers.get(one)
                 in_time = sealer is not None and id in sealer.seals and sealer.seals[id].at <= over
                 self._late_files[one] = 0 if in_time else self._late_files[one] + 1

@@ -5,8 +5,10 @@ the run says so, or when the patches since the last one have grown to a quarter 
 """
 
 import shutil
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -46,6 +48,7 @@ from protocol.policy import (
 )
 
 log = structlog.get_logger()
+T = TypeVar("T")
 JOURNAL_KIND = "policy"
 
 
@@ -153,27 +156,24 @@ class Publisher:
         try:
             found = await trio.to_thread.run_sync(taken)
             # Not synced: the learner has the image, and takes care of it until a checkpoint is behind it.
-            return await self._add(work, found.blob, synced=False), found.tensors
+            add = lambda: self._store.add(work, move=True, known=found.blob, synced=False)
+            return await self._with_room(add), found.tensors
         finally:
             work.unlink(missing_ok=True)
 
-    async def _add(self, work: Path | bytes, known: BlobInfo | None = None, *, synced: bool = True) -> BlobInfo:
-        """A file of the workshop, or a manifest, as a blob; older policies make room. Raises StoreFull."""
+    async def _with_room(self, add: Callable[[], Awaitable[T]]) -> T:
+        """What `add` gives; older policies make room for it. Raises StoreFull."""
         while True:
             try:
-                return await self._store.add(work, move=True, known=known, synced=synced)
+                return await add()
             except StoreFull:
                 if self._policy_cache is None or not self._policy_cache.make_room():
                     raise
 
     async def _add_manifests(self, manifest: bytes, batch: bytes, *, synced: bool) -> BlobInfo:
         """A policy's and its batch's, if it has one; the blob of the first."""
-        while True:
-            try:
-                return (await self._store.add_each([manifest, batch] if batch else [manifest], synced=synced))[0]
-            except StoreFull:
-                if self._policy_cache is None or not self._policy_cache.make_room():
-                    raise
+        blobs = [manifest, batch] if batch else [manifest]
+        return (await self._with_room(lambda: self._store.add_each(blobs, synced=synced)))[0]
 
     async def _describe(self, step: int, info: BlobInfo, tensors: tuple[TensorInfo, ...]) -> PolicyManifest:
         previous = self._previous.manifest if self._previous and self._previous.step < step else None
@@ -226,7 +226,7 @@ class Publisher:
             root, pays = await trio.to_thread.run_sync(made)
             if not pays:
                 return root, None
-            blob = await self._add(work)
+            blob = await self._with_room(lambda: self._store.add(work, move=True))
         finally:
             work.unlink(missing_ok=True)
         return root, PolicyPatch(step, previous.root, root, blob.root, blob.size)
